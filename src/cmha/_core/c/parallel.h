@@ -1,0 +1,39 @@
+/*
+The only file that names OpenMP. Without a compiler that has it, every region runs on one thread.
+
+    CMHA_PARALLEL(threads) {
+        ptrdiff_t begin, end;
+        thread_share(rows, 1, &begin, &end);       // this thread's part of `rows`, in whole units
+        for (ptrdiff_t i = begin; i < end; i++) ...
+    }
+
+Parts are whole outputs, or whole blocks of a sum (design: threads never split the inside of a sum), so the number of
+threads changes no bit. How many threads really came is asked inside the region: the system may send fewer.
+*/
+#ifndef CMHA_PARALLEL_H
+#define CMHA_PARALLEL_H
+
+#include <stddef.h>
+
+#ifdef _OPENMP
+#include <omp.h>
+#define CMHA_PRAGMA(text) _Pragma(#text)
+#define CMHA_PARALLEL(threads) CMHA_PRAGMA(omp parallel num_threads(threads) if ((threads) > 1))
+static inline int thread_number(void) { return omp_get_thread_num(); }
+static inline int thread_count(void) { return omp_get_num_threads(); }
+#else
+#define CMHA_PARALLEL(threads)
+static inline int thread_number(void) { return 0; }
+static inline int thread_count(void) { return 1; }
+#endif
+
+/* Part of `n` items for this thread, cut at multiples of `unit`. */
+static inline void thread_share(ptrdiff_t n, ptrdiff_t unit, ptrdiff_t *begin, ptrdiff_t *end) {
+    ptrdiff_t units = (n + unit - 1) / unit, count = thread_count(), number = thread_number();
+    ptrdiff_t each = units / count, extra = units % count;
+    ptrdiff_t first = number * each + (number < extra ? number : extra);
+    ptrdiff_t last = first + each + (number < extra ? 1 : 0);
+    *begin = first * unit < n ? first * unit : n;
+    *end = last * unit < n ? last * unit : n;
+}
+#endif

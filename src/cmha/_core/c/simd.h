@@ -1,0 +1,252 @@
+/*
+One virtual vector of 16 floats, v16, and one mask of 16 lanes, m16: the only file that names instructions.
+
+    AVX-512   one register and one mask register
+    AVX2+FMA  two registers
+    NEON      four registers (aarch64)
+    plain C   an array; fma emulated exactly, so the bits are those of the other paths (slow)
+
+Every function means the same on every path, bit for bit: v_max(a, b) is `a > b ? a : b` (b when either is NaN),
+v_sum adds lane i to lane i + 8, then 4, 2, 1; v_fma rounds once. Tails: v_load_n reads only n floats and fills with 0.
+*/
+#ifndef CMHA_SIMD_H
+#define CMHA_SIMD_H
+
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#define INLINE static inline __attribute__((always_inline, unused))
+
+/* a * b + c rounded once. Without an instruction: the product is exact in double, the sum is rounded to odd (so that the
+   last bit remembers what was lost), and the cast to float is then the only rounding. Boldo & Melquiond 2008. */
+INLINE float f_fma(float a, float b, float c) {
+#if defined(__FMA__) || defined(__aarch64__)
+    return __builtin_fmaf(a, b, c);
+#else
+    double p = (double)a * (double)b, x = (double)c, s = p + x;
+    double t = s - p, lost = (p - (s - t)) + (x - t);
+    uint64_t bits;
+    memcpy(&bits, &s, 8);
+    if (lost != 0 && !(bits & 1) && (bits & 0x7ff0000000000000u) != 0x7ff0000000000000u)
+        bits += (lost > 0) == (s > 0) ? 1 : (uint64_t)-1;
+    memcpy(&s, &bits, 8);
+    return (float)s;
+#endif
+}
+
+INLINE uint32_t f_bits(float x) { uint32_t u; memcpy(&u, &x, 4); return u; }
+INLINE float f_from_bits(uint32_t u) { float x; memcpy(&x, &u, 4); return x; }
+
+#if defined(CMHA_AVX512) /* ------------------------------------------------------------------------ AVX-512 */
+#ifdef CMHA_EMULATE_AVX512
+#include <simde/x86/avx512.h>
+#else
+#include <immintrin.h>
+#endif
+#define V_TILE_ROWS 8 /* rows and vectors of the matmul tile: 8 x 3 accumulators + 3 of B + 1 broadcast fit 32 registers */
+#define V_TILE_VECTORS 3
+typedef __m512 v16;
+typedef __mmask16 m16;
+INLINE v16 v_set1(float x) { return _mm512_set1_ps(x); }
+INLINE v16 v_load(const float *p) { return _mm512_loadu_ps(p); }
+INLINE void v_store(float *p, v16 a) { _mm512_storeu_ps(p, a); }
+INLINE m16 m_first(int n) { return (m16)(n >= 16 ? 0xffff : (1u << n) - 1); }
+INLINE v16 v_load_n(const float *p, int n) { return _mm512_maskz_loadu_ps(m_first(n), p); }
+INLINE void v_store_n(float *p, v16 a, int n) { _mm512_mask_storeu_ps(p, m_first(n), a); }
+INLINE v16 v_add(v16 a, v16 b) { return _mm512_add_ps(a, b); }
+INLINE v16 v_sub(v16 a, v16 b) { return _mm512_sub_ps(a, b); }
+INLINE v16 v_mul(v16 a, v16 b) { return _mm512_mul_ps(a, b); }
+INLINE v16 v_div(v16 a, v16 b) { return _mm512_div_ps(a, b); }
+INLINE v16 v_fma(v16 a, v16 b, v16 c) { return _mm512_fmadd_ps(a, b, c); }
+INLINE v16 v_sqrt(v16 a) { return _mm512_sqrt_ps(a); }
+INLINE v16 v_max(v16 a, v16 b) { return _mm512_max_ps(a, b); }
+INLINE v16 v_min(v16 a, v16 b) { return _mm512_min_ps(a, b); }
+INLINE v16 v_select(m16 m, v16 a, v16 b) { return _mm512_mask_blend_ps(m, b, a); }
+INLINE m16 v_lt(v16 a, v16 b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
+INLINE m16 v_le(v16 a, v16 b) { return _mm512_cmp_ps_mask(a, b, _CMP_LE_OQ); }
+INLINE m16 v_eq(v16 a, v16 b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
+INLINE m16 m_and(m16 a, m16 b) { return (m16)(a & b); }
+INLINE m16 m_or(m16 a, m16 b) { return (m16)(a | b); }
+INLINE unsigned m_bits(m16 m) { return m; }
+INLINE m16 m_from_bits(unsigned bits) { return (m16)bits; }
+#define V_AS_INT(a) _mm512_castps_si512(a)
+#define V_AS_FLOAT(a) _mm512_castsi512_ps(a)
+INLINE v16 v_and_bits(v16 a, uint32_t u) { return V_AS_FLOAT(_mm512_and_si512(V_AS_INT(a), _mm512_set1_epi32((int)u))); }
+INLINE v16 v_or_bits(v16 a, uint32_t u) { return V_AS_FLOAT(_mm512_or_si512(V_AS_INT(a), _mm512_set1_epi32((int)u))); }
+INLINE v16 v_exponent(v16 a) {
+    return _mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_srli_epi32(V_AS_INT(a), 23), _mm512_set1_epi32(127)));
+}
+INLINE v16 v_power_of_two(v16 n) {
+    return V_AS_FLOAT(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23));
+}
+
+#elif defined(CMHA_AVX2) /* --------------------------------------------------------------------------- AVX2 */
+#include <immintrin.h>
+#define V_TILE_ROWS 6 /* 6 x 1 virtual vectors are 12 registers; 2 of B and 1 broadcast make 15 of 16 */
+#define V_TILE_VECTORS 1
+typedef struct { __m256 lo, hi; } v16;
+typedef struct { __m256 lo, hi; } m16;
+#define V_BOTH(op, a, b) ((v16){op((a).lo, (b).lo), op((a).hi, (b).hi)})
+INLINE v16 v_set1(float x) { return (v16){_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+INLINE v16 v_load(const float *p) { return (v16){_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+INLINE void v_store(float *p, v16 a) { _mm256_storeu_ps(p, a.lo); _mm256_storeu_ps(p + 8, a.hi); }
+INLINE m16 m_first(int n) {
+    const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    return (m16){_mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_set1_epi32(n), lane)),
+                 _mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_set1_epi32(n - 8), lane))};
+}
+INLINE v16 v_load_n(const float *p, int n) {
+    m16 m = m_first(n);
+    return (v16){_mm256_maskload_ps(p, _mm256_castps_si256(m.lo)), _mm256_maskload_ps(p + 8, _mm256_castps_si256(m.hi))};
+}
+INLINE void v_store_n(float *p, v16 a, int n) {
+    m16 m = m_first(n);
+    _mm256_maskstore_ps(p, _mm256_castps_si256(m.lo), a.lo);
+    _mm256_maskstore_ps(p + 8, _mm256_castps_si256(m.hi), a.hi);
+}
+INLINE v16 v_add(v16 a, v16 b) { return V_BOTH(_mm256_add_ps, a, b); }
+INLINE v16 v_sub(v16 a, v16 b) { return V_BOTH(_mm256_sub_ps, a, b); }
+INLINE v16 v_mul(v16 a, v16 b) { return V_BOTH(_mm256_mul_ps, a, b); }
+INLINE v16 v_div(v16 a, v16 b) { return V_BOTH(_mm256_div_ps, a, b); }
+INLINE v16 v_fma(v16 a, v16 b, v16 c) { return (v16){_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)}; }
+INLINE v16 v_sqrt(v16 a) { return (v16){_mm256_sqrt_ps(a.lo), _mm256_sqrt_ps(a.hi)}; }
+INLINE v16 v_max(v16 a, v16 b) { return V_BOTH(_mm256_max_ps, a, b); }
+INLINE v16 v_min(v16 a, v16 b) { return V_BOTH(_mm256_min_ps, a, b); }
+INLINE v16 v_select(m16 m, v16 a, v16 b) { return (v16){_mm256_blendv_ps(b.lo, a.lo, m.lo), _mm256_blendv_ps(b.hi, a.hi, m.hi)}; }
+#define V_COMPARE(a, b, how) ((m16){_mm256_cmp_ps((a).lo, (b).lo, how), _mm256_cmp_ps((a).hi, (b).hi, how)})
+INLINE m16 v_lt(v16 a, v16 b) { return V_COMPARE(a, b, _CMP_LT_OQ); }
+INLINE m16 v_le(v16 a, v16 b) { return V_COMPARE(a, b, _CMP_LE_OQ); }
+INLINE m16 v_eq(v16 a, v16 b) { return V_COMPARE(a, b, _CMP_EQ_OQ); }
+INLINE m16 m_and(m16 a, m16 b) { return (m16){_mm256_and_ps(a.lo, b.lo), _mm256_and_ps(a.hi, b.hi)}; }
+INLINE m16 m_or(m16 a, m16 b) { return (m16){_mm256_or_ps(a.lo, b.lo), _mm256_or_ps(a.hi, b.hi)}; }
+INLINE unsigned m_bits(m16 m) { return (unsigned)_mm256_movemask_ps(m.lo) | (unsigned)_mm256_movemask_ps(m.hi) << 8; }
+INLINE m16 m_from_bits(unsigned bits) {
+    const __m256i lane = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+    __m256i lo = _mm256_and_si256(_mm256_set1_epi32((int)bits), lane), hi = _mm256_and_si256(_mm256_set1_epi32((int)(bits >> 8)), lane);
+    return (m16){_mm256_castsi256_ps(_mm256_cmpeq_epi32(lo, lane)), _mm256_castsi256_ps(_mm256_cmpeq_epi32(hi, lane))};
+}
+INLINE v16 v_and_bits(v16 a, uint32_t u) { __m256 b = _mm256_castsi256_ps(_mm256_set1_epi32((int)u)); return (v16){_mm256_and_ps(a.lo, b), _mm256_and_ps(a.hi, b)}; }
+INLINE v16 v_or_bits(v16 a, uint32_t u) { __m256 b = _mm256_castsi256_ps(_mm256_set1_epi32((int)u)); return (v16){_mm256_or_ps(a.lo, b), _mm256_or_ps(a.hi, b)}; }
+INLINE __m256 v_exponent_half(__m256 a) {
+    return _mm256_cvtepi32_ps(_mm256_sub_epi32(_mm256_srli_epi32(_mm256_castps_si256(a), 23), _mm256_set1_epi32(127)));
+}
+INLINE v16 v_exponent(v16 a) { return (v16){v_exponent_half(a.lo), v_exponent_half(a.hi)}; }
+INLINE __m256 v_power_half(__m256 n) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
+}
+INLINE v16 v_power_of_two(v16 n) { return (v16){v_power_half(n.lo), v_power_half(n.hi)}; }
+
+#elif defined(CMHA_NEON) /* --------------------------------------------------------------------------- NEON */
+#include <arm_neon.h>
+#define V_TILE_ROWS 6 /* 6 x 4 registers of accumulators, 4 of B, 1 broadcast: 29 of 32 */
+#define V_TILE_VECTORS 1
+typedef struct { float32x4_t r[4]; } v16;
+typedef struct { uint32x4_t r[4]; } m16;
+#define V_EACH(type, expression) type out; for (int i = 0; i < 4; i++) out.r[i] = expression; return out
+INLINE v16 v_set1(float x) { V_EACH(v16, vdupq_n_f32(x)); }
+INLINE v16 v_load(const float *p) { V_EACH(v16, vld1q_f32(p + 4 * i)); }
+INLINE void v_store(float *p, v16 a) { for (int i = 0; i < 4; i++) vst1q_f32(p + 4 * i, a.r[i]); }
+INLINE v16 v_load_n(const float *p, int n) { float t[16] = {0}; memcpy(t, p, sizeof(float) * (size_t)n); return v_load(t); }
+INLINE void v_store_n(float *p, v16 a, int n) { float t[16]; v_store(t, a); memcpy(p, t, sizeof(float) * (size_t)n); }
+INLINE m16 m_from_bits(unsigned bits) {
+    static const uint32_t lane[4] = {1, 2, 4, 8};
+    V_EACH(m16, vceqq_u32(vandq_u32(vdupq_n_u32(bits >> (4 * i)), vld1q_u32(lane)), vld1q_u32(lane)));
+}
+INLINE m16 m_first(int n) { return m_from_bits(n >= 16 ? 0xffffu : (1u << n) - 1); }
+INLINE unsigned m_bits(m16 m) {
+    static const uint32_t lane[4] = {1, 2, 4, 8};
+    unsigned bits = 0;
+    for (int i = 0; i < 4; i++) bits |= vaddvq_u32(vandq_u32(m.r[i], vld1q_u32(lane))) << (4 * i);
+    return bits;
+}
+INLINE v16 v_add(v16 a, v16 b) { V_EACH(v16, vaddq_f32(a.r[i], b.r[i])); }
+INLINE v16 v_sub(v16 a, v16 b) { V_EACH(v16, vsubq_f32(a.r[i], b.r[i])); }
+INLINE v16 v_mul(v16 a, v16 b) { V_EACH(v16, vmulq_f32(a.r[i], b.r[i])); }
+INLINE v16 v_div(v16 a, v16 b) { V_EACH(v16, vdivq_f32(a.r[i], b.r[i])); }
+INLINE v16 v_fma(v16 a, v16 b, v16 c) { V_EACH(v16, vfmaq_f32(c.r[i], a.r[i], b.r[i])); }
+INLINE v16 v_sqrt(v16 a) { V_EACH(v16, vsqrtq_f32(a.r[i])); }
+INLINE v16 v_select(m16 m, v16 a, v16 b) { V_EACH(v16, vbslq_f32(m.r[i], a.r[i], b.r[i])); }
+INLINE m16 v_lt(v16 a, v16 b) { V_EACH(m16, vcltq_f32(a.r[i], b.r[i])); }
+INLINE m16 v_le(v16 a, v16 b) { V_EACH(m16, vcleq_f32(a.r[i], b.r[i])); }
+INLINE m16 v_eq(v16 a, v16 b) { V_EACH(m16, vceqq_f32(a.r[i], b.r[i])); }
+INLINE v16 v_max(v16 a, v16 b) { return v_select(v_lt(b, a), a, b); }
+INLINE v16 v_min(v16 a, v16 b) { return v_select(v_lt(a, b), a, b); }
+INLINE m16 m_and(m16 a, m16 b) { V_EACH(m16, vandq_u32(a.r[i], b.r[i])); }
+INLINE m16 m_or(m16 a, m16 b) { V_EACH(m16, vorrq_u32(a.r[i], b.r[i])); }
+#define V_INT(a) vreinterpretq_u32_f32(a)
+INLINE v16 v_and_bits(v16 a, uint32_t u) { V_EACH(v16, vreinterpretq_f32_u32(vandq_u32(V_INT(a.r[i]), vdupq_n_u32(u)))); }
+INLINE v16 v_or_bits(v16 a, uint32_t u) { V_EACH(v16, vreinterpretq_f32_u32(vorrq_u32(V_INT(a.r[i]), vdupq_n_u32(u)))); }
+INLINE v16 v_exponent(v16 a) {
+    V_EACH(v16, vcvtq_f32_s32(vsubq_s32(vreinterpretq_s32_u32(vshrq_n_u32(V_INT(a.r[i]), 23)), vdupq_n_s32(127))));
+}
+INLINE v16 v_power_of_two(v16 n) {
+    V_EACH(v16, vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtq_s32_f32(n.r[i]), vdupq_n_s32(127)), 23)));
+}
+
+#else /* --------------------------------------------------------------------------------------------- plain C */
+#define V_TILE_ROWS 4
+#define V_TILE_VECTORS 1
+typedef struct { float r[16]; } v16;
+typedef unsigned m16;
+#define V_EACH(expression) v16 out; for (int i = 0; i < 16; i++) out.r[i] = expression; return out
+#define M_EACH(condition) unsigned out = 0; for (int i = 0; i < 16; i++) out |= (unsigned)(condition) << i; return out
+INLINE v16 v_set1(float x) { V_EACH(x); }
+INLINE v16 v_load(const float *p) { V_EACH(p[i]); }
+INLINE void v_store(float *p, v16 a) { for (int i = 0; i < 16; i++) p[i] = a.r[i]; }
+INLINE m16 m_first(int n) { return n >= 16 ? 0xffffu : (1u << n) - 1; }
+INLINE v16 v_load_n(const float *p, int n) { V_EACH(i < n ? p[i] : 0.0f); }
+INLINE void v_store_n(float *p, v16 a, int n) { for (int i = 0; i < n; i++) p[i] = a.r[i]; }
+INLINE v16 v_add(v16 a, v16 b) { V_EACH(a.r[i] + b.r[i]); }
+INLINE v16 v_sub(v16 a, v16 b) { V_EACH(a.r[i] - b.r[i]); }
+INLINE v16 v_mul(v16 a, v16 b) { V_EACH(a.r[i] * b.r[i]); }
+INLINE v16 v_div(v16 a, v16 b) { V_EACH(a.r[i] / b.r[i]); }
+INLINE v16 v_fma(v16 a, v16 b, v16 c) { V_EACH(f_fma(a.r[i], b.r[i], c.r[i])); }
+INLINE v16 v_sqrt(v16 a) { V_EACH(sqrtf(a.r[i])); }
+INLINE v16 v_max(v16 a, v16 b) { V_EACH(a.r[i] > b.r[i] ? a.r[i] : b.r[i]); }
+INLINE v16 v_min(v16 a, v16 b) { V_EACH(a.r[i] < b.r[i] ? a.r[i] : b.r[i]); }
+INLINE v16 v_select(m16 m, v16 a, v16 b) { V_EACH(m >> i & 1 ? a.r[i] : b.r[i]); }
+INLINE m16 v_lt(v16 a, v16 b) { M_EACH(a.r[i] < b.r[i]); }
+INLINE m16 v_le(v16 a, v16 b) { M_EACH(a.r[i] <= b.r[i]); }
+INLINE m16 v_eq(v16 a, v16 b) { M_EACH(a.r[i] == b.r[i]); }
+INLINE m16 m_and(m16 a, m16 b) { return a & b; }
+INLINE m16 m_or(m16 a, m16 b) { return a | b; }
+INLINE unsigned m_bits(m16 m) { return m; }
+INLINE m16 m_from_bits(unsigned bits) { return bits & 0xffffu; }
+INLINE v16 v_and_bits(v16 a, uint32_t u) { V_EACH(f_from_bits(f_bits(a.r[i]) & u)); }
+INLINE v16 v_or_bits(v16 a, uint32_t u) { V_EACH(f_from_bits(f_bits(a.r[i]) | u)); }
+INLINE v16 v_exponent(v16 a) { V_EACH((float)((int)(f_bits(a.r[i]) >> 23) - 127)); }
+INLINE v16 v_power_of_two(v16 n) { V_EACH(f_from_bits((uint32_t)((int)n.r[i] + 127) << 23)); }
+#endif
+
+/* ------------------------------------------------------------------------------------- the same on every path */
+INLINE v16 v_zero(void) { return v_set1(0.0f); }
+INLINE v16 v_abs(v16 a) { return v_and_bits(a, 0x7fffffffu); }
+
+/* Nearest integer, ties to even, for |x| < 2^22: adding 1.5 * 2^23 pushes the fraction out of the mantissa. */
+INLINE v16 v_round(v16 a) { const v16 magic = v_set1(12582912.0f); return v_sub(v_add(a, magic), magic); }
+
+/* One byte a lane, non-zero = set. */
+INLINE m16 m_from_bytes(const uint8_t *p, int n) {
+    unsigned bits = 0;
+    for (int i = 0; i < n; i++) bits |= (unsigned)(p[i] != 0) << i;
+    return m_from_bits(bits);
+}
+
+/* The fixed tree over 16 lanes. */
+INLINE float lanes_sum(const float *r) {
+    float s8[8], s4[4];
+    for (int i = 0; i < 8; i++) s8[i] = r[i] + r[i + 8];
+    for (int i = 0; i < 4; i++) s4[i] = s8[i] + s8[i + 4];
+    return (s4[0] + s4[2]) + (s4[1] + s4[3]); /* distances 2, then 1 */
+}
+INLINE float v_sum(v16 a) { float r[16]; v_store(r, a); return lanes_sum(r); }
+INLINE float v_highest(v16 a) {
+    float r[16], m;
+    v_store(r, a);
+    m = r[0];
+    for (int i = 1; i < 16; i++) m = r[i] > m ? r[i] : m;
+    return m;
+}
+#endif
