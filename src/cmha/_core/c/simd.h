@@ -41,7 +41,20 @@ INLINE float f_from_bits(uint32_t u) { float x; memcpy(&x, &u, 4); return x; }
 
 #if defined(CMHA_AVX512) /* ------------------------------------------------------------------------ AVX-512 */
 #ifdef CMHA_EMULATE_AVX512
+#define SIMDE_ENABLE_NATIVE_ALIASES
 #include <simde/x86/avx512.h>
+INLINE __m512 emulated_load(__mmask16 m, const float *p) { /* what simde 0.7 lacks */
+    float t[16] = {0};
+    for (int i = 0; i < 16; i++) if (m >> i & 1) t[i] = p[i];
+    return _mm512_loadu_ps(t);
+}
+INLINE void emulated_store(float *p, __mmask16 m, __m512 a) {
+    float t[16];
+    _mm512_storeu_ps(t, a);
+    for (int i = 0; i < 16; i++) if (m >> i & 1) p[i] = t[i];
+}
+#define _mm512_maskz_loadu_ps emulated_load
+#define _mm512_mask_storeu_ps emulated_store
 #else
 #include <immintrin.h>
 #endif
@@ -75,9 +88,7 @@ INLINE m16 m_from_bits(unsigned bits) { return (m16)bits; }
 #define V_AS_FLOAT(a) _mm512_castsi512_ps(a)
 INLINE v16 v_and_bits(v16 a, uint32_t u) { return V_AS_FLOAT(_mm512_and_si512(V_AS_INT(a), _mm512_set1_epi32((int)u))); }
 INLINE v16 v_or_bits(v16 a, uint32_t u) { return V_AS_FLOAT(_mm512_or_si512(V_AS_INT(a), _mm512_set1_epi32((int)u))); }
-INLINE v16 v_exponent(v16 a) {
-    return _mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_srli_epi32(V_AS_INT(a), 23), _mm512_set1_epi32(127)));
-}
+INLINE v16 v_from_exponent(v16 a) { return V_AS_FLOAT(_mm512_srli_epi32(V_AS_INT(a), 23)); }
 INLINE v16 v_to_exponent(v16 a) { return V_AS_FLOAT(_mm512_slli_epi32(V_AS_INT(a), 23)); }
 INLINE v16 v_copy_sign(v16 a, v16 sign) {
     __m512i bit = _mm512_set1_epi32(INT32_MIN);
@@ -131,10 +142,8 @@ INLINE m16 m_from_bits(unsigned bits) {
 }
 INLINE v16 v_and_bits(v16 a, uint32_t u) { __m256 b = _mm256_castsi256_ps(_mm256_set1_epi32((int)u)); return (v16){_mm256_and_ps(a.lo, b), _mm256_and_ps(a.hi, b)}; }
 INLINE v16 v_or_bits(v16 a, uint32_t u) { __m256 b = _mm256_castsi256_ps(_mm256_set1_epi32((int)u)); return (v16){_mm256_or_ps(a.lo, b), _mm256_or_ps(a.hi, b)}; }
-INLINE __m256 v_exponent_half(__m256 a) {
-    return _mm256_cvtepi32_ps(_mm256_sub_epi32(_mm256_srli_epi32(_mm256_castps_si256(a), 23), _mm256_set1_epi32(127)));
-}
-INLINE v16 v_exponent(v16 a) { return (v16){v_exponent_half(a.lo), v_exponent_half(a.hi)}; }
+INLINE __m256 v_from_exponent_half(__m256 a) { return _mm256_castsi256_ps(_mm256_srli_epi32(_mm256_castps_si256(a), 23)); }
+INLINE v16 v_from_exponent(v16 a) { return (v16){v_from_exponent_half(a.lo), v_from_exponent_half(a.hi)}; }
 INLINE __m256 v_to_exponent_half(__m256 a) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(a), 23)); }
 INLINE v16 v_to_exponent(v16 a) { return (v16){v_to_exponent_half(a.lo), v_to_exponent_half(a.hi)}; }
 INLINE __m256 v_copy_sign_half(__m256 a, __m256 sign) {
@@ -183,9 +192,7 @@ INLINE m16 m_or(m16 a, m16 b) { V_EACH(m16, vorrq_u32(a.r[i], b.r[i])); }
 #define V_INT(a) vreinterpretq_u32_f32(a)
 INLINE v16 v_and_bits(v16 a, uint32_t u) { V_EACH(v16, vreinterpretq_f32_u32(vandq_u32(V_INT(a.r[i]), vdupq_n_u32(u)))); }
 INLINE v16 v_or_bits(v16 a, uint32_t u) { V_EACH(v16, vreinterpretq_f32_u32(vorrq_u32(V_INT(a.r[i]), vdupq_n_u32(u)))); }
-INLINE v16 v_exponent(v16 a) {
-    V_EACH(v16, vcvtq_f32_s32(vsubq_s32(vreinterpretq_s32_u32(vshrq_n_u32(V_INT(a.r[i]), 23)), vdupq_n_s32(127))));
-}
+INLINE v16 v_from_exponent(v16 a) { V_EACH(v16, vreinterpretq_f32_u32(vshrq_n_u32(V_INT(a.r[i]), 23))); }
 INLINE v16 v_to_exponent(v16 a) { V_EACH(v16, vreinterpretq_f32_u32(vshlq_n_u32(V_INT(a.r[i]), 23))); }
 INLINE v16 v_copy_sign(v16 a, v16 sign) { V_EACH(v16, vbslq_f32(vdupq_n_u32(0x80000000u), sign.r[i], a.r[i])); }
 
@@ -220,7 +227,7 @@ INLINE unsigned m_bits(m16 m) { return m; }
 INLINE m16 m_from_bits(unsigned bits) { return bits & 0xffffu; }
 INLINE v16 v_and_bits(v16 a, uint32_t u) { V_EACH(f_from_bits(f_bits(a.r[i]) & u)); }
 INLINE v16 v_or_bits(v16 a, uint32_t u) { V_EACH(f_from_bits(f_bits(a.r[i]) | u)); }
-INLINE v16 v_exponent(v16 a) { V_EACH((float)((int)(f_bits(a.r[i]) >> 23) - 127)); }
+INLINE v16 v_from_exponent(v16 a) { V_EACH(f_from_bits(f_bits(a.r[i]) >> 23)); }
 INLINE v16 v_to_exponent(v16 a) { V_EACH(f_from_bits(f_bits(a.r[i]) << 23)); }
 INLINE v16 v_copy_sign(v16 a, v16 sign) {
     V_EACH(f_from_bits((f_bits(a.r[i]) & 0x7fffffffu) | (f_bits(sign.r[i]) & 0x80000000u)));
@@ -238,6 +245,18 @@ INLINE v16 v_round(v16 a) { const v16 magic = v_set1(V_MAGIC); return v_sub(v_ad
 /* 2^n for an integral n in [-127, 128]; 2^-127 counts as 0 and 2^128 as infinity. The same addition leaves n + 127 in the
    low bits of the sum, and v_to_exponent (bits << 23) drops the rest. No conversion, so a NaN is as good as any other. */
 INLINE v16 v_power_of_two(v16 n) { return v_to_exponent(v_add(n, v_set1(V_MAGIC + 127.0f))); }
+
+/* The exponent of a normal a > 0: its bits >> 23 are put under the exponent of 2^23, which is then taken off again. */
+INLINE v16 v_exponent(v16 a) {
+    return v_sub(v_or_bits(v_from_exponent(a), 0x4b000000u), v_set1(8388608.0f + 127.0f));
+}
+
+/* The first n floats at p, or all 16 if there are more: masked stores are slow on some CPUs, so only tails use them. */
+INLINE v16 v_load_up_to(const float *p, ptrdiff_t n) { return n < 16 ? v_load_n(p, (int)n) : v_load(p); }
+INLINE void v_store_up_to(float *p, v16 a, ptrdiff_t n) {
+    if (n < 16) v_store_n(p, a, (int)n);
+    else v_store(p, a);
+}
 
 /* One byte a lane, non-zero = set. */
 INLINE m16 m_from_bytes(const uint8_t *p, int n) {
