@@ -108,7 +108,7 @@ def test_runs_are_numbered_and_printed_last(run, capsys, tmp_path, monkeypatch):
 def test_files_between_options_and_a_tokenizer_of_a_run(run, capsys, tmp_path):
     text = run.parent / "a.txt"
     other = tmp_path / "b.txt"
-    other.write_bytes("\ufeffcat\r\n".encode() * 20)
+    other.write_bytes("\ufeff".encode() + b"cat\r\n" * 20)
     out = tmp_path / "out"
     assert main(["train", str(text), *SMALL, "--tokenizer", str(run), str(other), "--out", str(out)]) == 0
     assert (out / "tokenizer_cmha.json").read_bytes() == (run / "tokenizer_cmha.json").read_bytes()
@@ -158,14 +158,14 @@ def test_debug_shows_the_traceback(tmp_path):
 
 
 def test_p7_a_reader_that_leaves_ends_it_silently(run):
-    process = command("generate", run, "--max-new-tokens", 5000, "--seed", 1, stdout=-1, stderr=-1)
-    process.stdout.read(1)
-    process.stdout.close()
-    assert process.stderr.read() == b"" and process.wait() == 141
+    with command("generate", run, "--max-new-tokens", 5000, "--seed", 1, stdout=-1, stderr=-1) as process:
+        process.stdout.read(1)
+        process.stdout.close()
+        assert process.stderr.read() == b"" and process.wait() == 141
     with open("/dev/full", "wb") as full:
-        process = command("generate", run, "--max-new-tokens", 3, "--seed", 1, stdout=full, stderr=-1)
-        error = process.stderr.read().decode()
-    assert process.wait() == 1 and error.count("\n") == 1 and error.startswith("cmha: error: No space left")
+        with command("generate", run, "--max-new-tokens", 3, "--seed", 1, stdout=full, stderr=-1) as process:
+            error = process.stderr.read().decode()
+    assert process.returncode == 1 and error.count("\n") == 1 and error.startswith("cmha: error: No space left")
 
 
 @pytest.mark.parametrize("locale", [{"LC_ALL": "C"}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}])
