@@ -15,7 +15,7 @@ from typing import Callable
 import numpy as np
 
 import cmha
-from cmha.autograd import apply
+from cmha.tensor import make as apply
 
 from . import reference
 

@@ -10,7 +10,7 @@ import numpy as np
 
 import cmha
 from cmha import nn
-from cmha.autograd import apply
+from cmha.tensor import make as apply
 
 from .cases import op
 
