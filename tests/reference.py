@@ -187,18 +187,3 @@ def adamw(p, m, v, g, step, lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01)
     v = betas[1] * v + (1 - betas[1]) * g * g
     m_hat, v_hat = m / (1 - betas[0]**step), v / (1 - betas[1]**step)
     return p - lr * weight_decay * p - lr * m_hat / (np.sqrt(v_hat) + eps), m, v
-
-
-def clip_grad_norm(gradients, max_norm):
-    norm = np.sqrt(sum((g**2).sum() for g in gradients))
-    return norm, [g * min(1.0, max_norm / norm) if norm > 0 else g for g in gradients]
-
-
-def cosine_schedule(step, max_lr, min_lr, warmup_steps, decay_steps):
-    """Up in a line, down along half a cosine, then flat."""
-    if step < warmup_steps:
-        return max_lr * (step + 1) / warmup_steps
-    if step >= decay_steps:
-        return min_lr
-    share = (step - warmup_steps) / (decay_steps - warmup_steps)
-    return min_lr + 0.5 * (1 + np.cos(np.pi * share)) * (max_lr - min_lr)

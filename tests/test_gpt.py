@@ -20,11 +20,11 @@ from .models import ids, tiny, weights64
 def test_logits_against_float64(changes):
     """N8: max |error| <= 16 EPS sqrt(L) max |logit|, and the largest logit in the same place."""
     gpt = tiny(**changes)
-    tokens = ids(3, gpt.config.block_size)
+    tokens = ids(3, gpt.cfg.block_size)
     with no_grad():
         got = array(gpt(tokens))
-    expected = reference.gpt(weights64(gpt), tokens, gpt.config.n_layer, gpt.config.n_head)
-    size = np.sqrt(gpt.config.n_layer) * abs(expected).max()
+    expected = reference.gpt(weights64(gpt), tokens, gpt.cfg.n_layer, gpt.cfg.n_head)
+    size = np.sqrt(gpt.cfg.n_layer) * abs(expected).max()
     check(got, expected, size, 16)
     top = np.sort(expected, axis=-1)
     clear = top[..., -1] - top[..., -2] > 2 * 16 * EPS * size
@@ -148,7 +148,7 @@ def test_initial_values_are_gpt2s():
     _, loss = gpt(tokens, ids(4, 32, vocab_size=65, seed=1))
     assert abs(loss.item() - np.log(65)) < 0.1
     cmha.manual_seed(0)
-    again = GPT(gpt.config)
+    again = GPT(gpt.cfg)
     assert bits(*(p.detach() for p in again.parameters())) == bits(*(p.detach() for p in gpt.parameters()))
 
 
@@ -217,7 +217,7 @@ def test_crop_block_size():
         before = array(gpt(tokens))
         gpt.crop_block_size(5)
         same_bits(gpt(tokens), before)
-    assert gpt.config.block_size == 5
+    assert gpt.cfg.block_size == 5
     with pytest.raises(ValueError):
         gpt(ids(1, 6))
     for bad in (6, 0, -1):
