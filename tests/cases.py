@@ -20,9 +20,9 @@ from cmha.tensor import make as apply
 from . import reference
 
 
-def op(name):
+def op(module, name=None):
     """The differentiable op of that name, for the few that no function of Tensors stands for."""
-    return getattr(import_module(f"cmha.ops.{name}"), name)
+    return getattr(import_module(f"cmha.ops.{module}"), name or module)
 
 
 # --- error bounds (the letters are of the numeric bar in CONTRIBUTING) ------------------------------------------------
@@ -195,6 +195,49 @@ def masked_fill(x):
     return x.masked_fill(cmha.tensor(checkerboard(x.shape[-1:])), -2.5)
 
 
+SITE = {"dropout_p": 0.3, "seed": 2**40 + 7, "stream": 2**33 + 5}
+
+
+def extra_options(q, k):
+    """Row b has a length of its own and a hidden key; dropout on."""
+    B, S = q[0], k[2]
+    key_mask = np.ones((B, S), bool)
+    key_mask[:, 1] = False
+    return {"key_mask": key_mask, "lengths": S - np.arange(B), "is_causal": True, "scale": 0.4}
+
+
+def attention_op(q, k, v):
+    arrays = {n: cmha.tensor(o).data if isinstance(o, np.ndarray) else o for n, o in extra_options(q.shape, k.shape).items()}
+    return apply(op("attention"), q, k, v, first_row=3, **arrays, **SITE)
+
+
+def attention_op_reference(q, k, v):
+    """Weight (b, h, t, s) is element ((b*H + h)*T + t)*S + s of the stream, b counted in the global batch."""
+    (B, H, T, _), S = q.shape, k.shape[2]
+    factors = reference.dropout_factors(B * H * T * S, 0.3, SITE["seed"], SITE["stream"], 3 * H * T * S)
+    return reference.attention(q, k, v, dropout=factors.reshape(B, H, T, S), **extra_options(q.shape, k.shape))[0]
+
+
+def attention_op_gauge(y, q, k, v):
+    return reference.attention_gauge(q, k, v, **extra_options(q.shape, k.shape)) / (1 - SITE["dropout_p"])
+
+
+def merged_attention(q, k, v):
+    n_head, n_kv_head = head_counts(q)
+    return apply(op("attention", "multi_head_attention"), q, k, v, n_head=n_head, n_kv_head=n_kv_head, scale=0.4,
+                 is_causal=True)
+
+
+def head_counts(q):
+    return (4, 2) if q.shape[2] > 4 else (2, 1)
+
+
+def merged_attention_reference(q, k, v):
+    n_head, n_kv = head_counts(q)
+    cut = [x.reshape(*x.shape[:2], n, -1).transpose(0, 2, 1, 3) for x, n in ((q, n_head), (k, n_kv), (v, n_kv))]
+    return reference.attention(*cut, scale=0.4, is_causal=True)[0].transpose(0, 2, 1, 3).reshape(q.shape)
+
+
 LINEAR = [((3, 5), (5, 7), (7,)), ((2, 3, 1), (1, 17), (17,)), ((1, 65), (65, 1), (1,)), ((0, 3), (3, 2), (2,)),
           ((2, 0), (0, 3), (3,)), ((5, 401), (401, 33), (33,))]
 MATMUL = [((3, 5), (5, 7)), ((1, 17), (17, 1)), ((5,), (5, 3)), ((3, 5), (5,)), ((5,), (5,)), ((2, 3, 5), (2, 5, 7)),
@@ -243,7 +286,7 @@ CASES = [
     *[reduction("var", np.var, of_var, 4.0, axis) for axis in (None, 0, -1, (0, 2))],
     *[reduction("max", np.max, no_rounding, 0.0, axis, kinds="apart") for axis in (None, 0, -1)],
     *[reduction("min", np.min, no_rounding, 0.0, axis, kinds="apart") for axis in (None, 0, -1)],
-    *[reduction("argmax", argmax, no_rounding, 0.0, axis, kinds="apart", gradient=False) for axis in (None, 0, -1)],
+    *[reduction("argmax", np.argmax, no_rounding, 0.0, axis, kinds="apart", gradient=False) for axis in (None, 0, -1)],
     reduction("sum", np.sum, of_sum, 1.0, (0, 2), keepdims=True),
     reduction("mean", np.mean, partial(of_sum, divide=True), 1.0, -1, keepdims=True),
     reduction("max", np.max, no_rounding, 0.0, 1, keepdims=True, kinds="apart"),
@@ -281,10 +324,17 @@ CASES = [
     Case("embedding", lambda w, i: apply(op("embedding"), w, i), reference.embedding,
          [((11, 5), (2, 3)), ((11, 1), (7,)), ((11, 17), (1, 1)), ((11, 3), (0, 2))], ("normal", "ids 11"),
          large=((11, 1031), (5, 37)), covers=("Embedding",)),
+    Case("dropout", lambda x: apply(op("dropout"), x, p=0.3, seed=2**40 + 7, stream=2**33 + 5, first=3),
+         lambda x: reference.dropout(x, 0.3, 2**40 + 7, 2**33 + 5, 3), ONE, c=0.5, gauge=of_result, large=((13, 5003),)),
     attention_case("", ATTENTION),
     attention_case("is_causal", ATTENTION, is_causal=True),
     attention_case("mask=bool", [qkv(2, 3, 5, 5, 7), qkv(1, 4, 3, 150, 2, 2)], make_options=bool_mask),
     attention_case("mask=float is_causal", [qkv(2, 3, 5, 5, 7), qkv(1, 2, 3, 11, 3)], make_options=float_mask,
                    is_causal=True),
     attention_case("scale", [qkv(2, 3, 5, 4, 7)], scale=0.3),
+    Case("attention with every option", attention_op, attention_op_reference, [qkv(2, 4, 5, 7, 3, 2), qkv(2, 2, 3, 140, 4)],
+         gauge=attention_op_gauge, c=4.0, large=qkv(2, 4, 70, 150, 16, 2)),
+    Case("multi_head_attention", merged_attention, merged_attention_reference,
+         [((2, 5, 12), (2, 7, 6), (2, 7, 6)), ((1, 3, 4), (1, 131, 2), (1, 131, 2))],
+         gauge=lambda y, *x: 30 * np.abs(x[2]).max(), c=4.0, large=((2, 150, 64), (2, 150, 32), (2, 150, 32))),
 ]

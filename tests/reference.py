@@ -55,6 +55,30 @@ def layer_norm(x, gamma, beta=0.0, eps=1e-5):
     return centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + np.float64(np.float32(eps))) * gamma + beta
 
 
+def philox(seed, stream, block):
+    """Philox 4x32-10 (Salmon et al. 2011): four 32-bit numbers for each block number of an array."""
+    low = np.uint64(0xFFFFFFFF)
+    block = np.asarray(block, dtype=np.uint64)
+    c = [block & low, block >> np.uint64(32), np.full_like(block, stream & 0xFFFFFFFF), np.full_like(block, stream >> 32)]
+    for i in range(10):
+        k0, k1 = (seed + i * 0x9E3779B9) & 0xFFFFFFFF, ((seed >> 32) + i * 0xBB67AE85) & 0xFFFFFFFF
+        p0, p1 = c[0] * np.uint64(0xD2511F53), c[2] * np.uint64(0xCD9E8D57)
+        c = [(p1 >> np.uint64(32)) ^ c[1] ^ np.uint64(k0), p1 & low, (p0 >> np.uint64(32)) ^ c[3] ^ np.uint64(k1), p0 & low]
+    return np.stack(c, axis=-1)
+
+
+def dropout_factors(n, p, seed, stream, first=0):
+    """0 where the draw of element first + i is below p, else 1 / (1 - p)."""
+    index = np.arange(first, first + n, dtype=np.uint64)
+    draws = np.take_along_axis(philox(seed, stream, index >> np.uint64(2)), (index & np.uint64(3))[:, None].astype(int), 1)[:, 0]
+    p = np.float64(np.float32(p))
+    return np.where(draws < np.uint64(p * 2**32), 0.0, 1 / (1 - p))
+
+
+def dropout(x, p, seed, stream, first=0):
+    return x * dropout_factors(x.size, p, seed, stream, first).reshape(x.shape)
+
+
 # --- layers ---------------------------------------------------------------------------------------------------------
 
 def linear(x, w, b=0.0):
@@ -112,14 +136,16 @@ def attention_scores(q, k, mask=None, scale=None):
     return scores, size
 
 
-def attention(q, k, v, mask=None, is_causal=False, scale=None, key_mask=None, lengths=None):
-    """-> y (B, H, T, hd), weights (B, H, T, S). Hidden keys are skipped, a query that sees nothing gives zeros."""
+def attention(q, k, v, mask=None, is_causal=False, scale=None, key_mask=None, lengths=None, dropout=1.0):
+    """-> y (B, H, T, hd), weights (B, H, T, S). Hidden keys are skipped, a query that sees nothing gives zeros.
+
+    dropout: the factors (B, H, T, S) of the weights in y; the weights that are returned are those before."""
     with np.errstate(invalid="ignore"):
         scores, _ = attention_scores(q, k, mask, scale)
         visible = visible_keys(scores.shape, mask, is_causal, key_mask, lengths)
         weights = softmax(np.where(visible, scores, -INFINITY))
         v = np.repeat(v, q.shape[1] // v.shape[1], axis=1)
-        y = np.where(visible[..., None], weights[..., None] * v[:, :, None], 0).sum(axis=3)
+        y = np.where(visible[..., None], (weights * dropout)[..., None] * v[:, :, None], 0).sum(axis=3)
     return y, weights
 
 
