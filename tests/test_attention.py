@@ -219,11 +219,15 @@ def test_nothing_leaks_from_a_hidden_key(bad):
     q, k, v = normal(2, 3, 140, 4), normal(2, 3, 140, 4, seed=1), normal(2, 3, 140, 4, seed=2)
     clean = array(ATTEND(*map(cmha.tensor, (q, k, v)), is_causal=True))
     k[:, :, 131:], v[:, :, 131:] = bad, bad
-    tensors = [leaf(a) for a in (q, k, v)]
-    dirty = ATTEND(*tensors, is_causal=True)
-    same_bits(array(dirty)[:, :, :131], clean[:, :, :131])
-    dirty[:, :, :131].sum().backward()
-    assert all(np.isfinite(array(t.grad)[:, :, :131]).all() for t in tensors)
+    same_bits(array(ATTEND(*map(cmha.tensor, (q, k, v)), is_causal=True))[:, :, :131], clean[:, :, :131])
+    shown = np.arange(140)[None] < 131
+    for mask in (shown, np.where(shown, 0, -INF).astype(np.float32)):
+        tensors = [leaf(a) for a in (q, k, v)]
+        y = ATTEND(*tensors, mask=cmha.tensor(mask))
+        same_bits(y, ATTEND(*map(cmha.tensor, (q, k[:, :, :131], v[:, :, :131]))))
+        y.sum().backward()
+        assert all(np.isfinite(array(t.grad)).all() for t in tensors)
+        assert (array(tensors[1].grad)[:, :, 131:] == 0).all() and (array(tensors[2].grad)[:, :, 131:] == 0).all()
 
 
 def test_causal_ends_with_the_last_key():
@@ -278,8 +282,8 @@ def test_dropped_weights_are_scaled():
     assert ATTEND(q, k, cmha.ones((4, 4, 32, 2)), dropout_p=1.0).sum().item() == 0
 
 
-@pytest.mark.parametrize("n_embd, n_head", [(64, 0), (10, 3), (0, 1), (8, -2)])
-def test_sizes_that_do_not_fit(n_embd, n_head):
-    """B11: an error with both numbers, before anything divides."""
-    with pytest.raises(ValueError, match=rf"{n_embd}.*{n_head}"):
+@pytest.mark.parametrize("n_embd, n_head, numbers", [(64, 0, "0"), (10, 3, "10.*3"), (0, 1, "0"), (8, -2, "-2")])
+def test_sizes_that_do_not_fit(n_embd, n_head, numbers):
+    """B11: an error with the numbers at fault, before anything divides."""
+    with pytest.raises(ValueError, match=rf"got .*{numbers}"):
         MultiHeadAttention(n_embd, n_head)

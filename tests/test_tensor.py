@@ -140,7 +140,7 @@ def test_random_numbers_follow_the_seed():
 
 def test_views_are_read_only():
     x = cmha.tensor([1.0, 2.0])
-    for view in (x.numpy(), np.asarray(x), np.asarray(memoryview(x))):
+    for view in (x.numpy(), np.asarray(x), np.asarray(memoryview(x.data))):
         assert not view.flags.writeable and view.tolist() == [1, 2]
         with pytest.raises(ValueError):
             view[0] = 5
