@@ -31,7 +31,7 @@ for h in range(H):
     columns = slice(h * hd, (h + 1) * hd)
     alone = (x @ mha.c_q.weight[:, columns] + mha.c_q.bias[columns]).detach().numpy()
     same = np.array_equal(alone, heads[:, h])
-    print(f"   head {h} and x @ W_q[:, {columns.start}:{columns.stop}] + b[{columns.start}:{columns.stop}]: same bits {same}")
+    print(f"   head {h} and x @ W_q[:, {columns.start}:{columns.stop}] + b: same bits {same}")
 
 claim("3. Changing one head's k and v changes no other head's output (before c_proj mixes them)")
 q, k, v = (split_heads(project(x), H).reshape(B, H, T, hd).detach() for project in (mha.c_q, mha.c_k, mha.c_v))
