@@ -2,25 +2,24 @@
 
 import time
 from dataclasses import replace
-from pydoc_data.topics import topics
 
 import numpy as np
 
 import cmha
-from cmha import GPT, AdamW, GPTConfig
+from cmha import GPT, AdamW, CharTokenizer, GPTConfig
+from cmha.text.corpora import default_text, encode_text, split
 
 BATCH_SIZE, MAX_LR = 8, 3e-3
 
 
 def learn(steps, **changes):
     """GPTConfig.tiny with `changes`, always seed 0: (parameters, training loss, validation loss, seconds)."""
-    text = "\n".join(topics.values())
-    letters = {letter: i for i, letter in enumerate(sorted(set(text)))}
-    ids = np.array([letters[letter] for letter in text])
-    training, validation = ids[: len(ids) * 9 // 10], ids[len(ids) * 9 // 10 :]
+    text = default_text()
+    tokenizer = CharTokenizer(text)
+    config = replace(GPTConfig.tiny(tokenizer.vocab_size), **changes)
+    training, validation = split(encode_text(tokenizer, text), config.block_size)
 
     cmha.manual_seed(0)
-    config = replace(GPTConfig.tiny(vocab_size=len(letters)), **changes)
     gpt = GPT(config)
     optimizer = AdamW(gpt.parameters(), lr=MAX_LR, weight_decay=0.1)
     random = np.random.default_rng(0)
