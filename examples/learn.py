@@ -1,7 +1,6 @@
 """What the two comparisons share: train the tiny GPT on the documentation that every Python carries."""
 
 import time
-from dataclasses import replace
 
 import numpy as np
 
@@ -16,7 +15,7 @@ def learn(steps, **changes):
     """GPTConfig.tiny with `changes`, always seed 0: (parameters, training loss, validation loss, seconds)."""
     text = default_text()
     tokenizer = CharTokenizer(text)
-    config = replace(GPTConfig.tiny(tokenizer.vocab_size), **changes)
+    config = GPTConfig.tiny(tokenizer.vocab_size, **changes)
     training, validation = split(encode_text(tokenizer, text), config.block_size)
 
     cmha.manual_seed(0)
