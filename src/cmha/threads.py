@@ -39,3 +39,21 @@ def start():
 
 set_num_threads = _core.set_num_threads
 get_num_threads = _core.get_num_threads
+
+
+def show_config():
+    """What this installation runs on: versions, instruction sets, threads. Strings and lists, for a bug report."""
+    import platform
+    from importlib.metadata import version
+
+    variants = [name for name in ("base", "avx2", "avx512", "neon") if _core.has_variant(name)]
+    return {
+        "cmha": version("cmha"),
+        "python": platform.python_version(),
+        "numpy": version("numpy"),
+        "machine": platform.machine(),
+        "simd": _core.get_variant(),
+        "simd_available": variants,
+        "openmp": "yes" if _core.has_openmp() else "no",
+        "threads": str(_core.get_num_threads()),
+    }

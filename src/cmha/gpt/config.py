@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from cmha.errors import check_integer
 from cmha.functional import check_probability
-from cmha.nn.layers import check_size
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class GPTConfig:
 
     def __post_init__(self):
         for name in ("vocab_size", "block_size", "n_layer", "n_head", "n_embd"):
-            object.__setattr__(self, name, check_size("gpt_config", name, getattr(self, name)))
+            object.__setattr__(self, name, check_integer("gpt_config", name, getattr(self, name), 1))
         if self.n_embd % self.n_head:
             raise ValueError(
                 f"[gpt_config] n_embd must be divisible by n_head; got n_embd={self.n_embd}, n_head={self.n_head}"

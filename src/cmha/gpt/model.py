@@ -4,11 +4,11 @@ import math
 
 from cmha import functional
 from cmha.autograd import no_grad
+from cmha.errors import check_integer
 from cmha.gpt import pretrained
 from cmha.gpt.config import GPTConfig
 from cmha.nn import MLP, Dropout, Embedding, LayerNorm, Module, MultiHeadAttention
 from cmha.nn.kv_cache import ModelCache
-from cmha.nn.layers import check_size
 from cmha.tensor import to_tensor
 
 
@@ -110,12 +110,12 @@ class GPT(Module):
     def new_cache(self, batch_size, capacity=None):
         """An empty cache of keys and values for `batch_size` rows, up to block_size positions (or `capacity`)."""
         capacity = self.cfg.block_size if capacity is None else capacity
-        return ModelCache(self.cfg.n_layer, check_size("new_cache", "batch_size", batch_size), self.cfg.n_head,
-                          self.cfg.head_dim, check_size("new_cache", "capacity", capacity))  # fmt: skip
+        return ModelCache(self.cfg.n_layer, check_integer("new_cache", "batch_size", batch_size, 1), self.cfg.n_head,
+                          self.cfg.head_dim, check_integer("new_cache", "capacity", capacity, 1))  # fmt: skip
 
     def crop_block_size(self, n):
         """Keep only the first n positions."""
-        if not check_size("crop_block_size", "n", n) <= self.cfg.block_size:
+        if not check_integer("crop_block_size", "n", n, 1) <= self.cfg.block_size:
             raise ValueError(f"[crop_block_size] can only shrink; got n={n}, expected at most {self.cfg.block_size}")
         weight = functional.tensor(self.wpe.weight[:n], requires_grad=True)
         self.wpe.weight = weight

@@ -12,8 +12,9 @@ import numpy as np
 
 from cmha import ops, random
 from cmha.autograd import no_grad
+from cmha.errors import check_integer
 from cmha.functional import attention_mask, check_probability
-from cmha.nn.layers import Linear, check_size
+from cmha.nn.layers import Linear
 from cmha.nn.module import Module
 from cmha.tensor import make, to_tensor
 
@@ -37,7 +38,7 @@ def merge_heads(x, n_head):
 def causal_mask(T, S=None):
     """(T, S) float mask, 0 where query i may see key j and -inf on the future: j <= i + S - T (S = T by default)."""
     S = T if S is None else S
-    T, S = check_size("causal_mask", "T", T, 0), check_size("causal_mask", "S", S, 0)
+    T, S = check_integer("causal_mask", "T", T, 0), check_integer("causal_mask", "S", S, 0)
     return to_tensor(np.where(np.tri(T, S, S - T, dtype=bool), 0.0, -np.inf))
 
 
@@ -50,8 +51,8 @@ class MultiHeadAttention(Module):
 
     def __init__(self, n_embd, n_head, *, n_kv_head=None, bias=True, dropout=0.0, output_projection=True):
         op = "attention"
-        n_embd, n_head = check_size(op, "n_embd", n_embd), check_size(op, "n_head", n_head)
-        n_kv_head = n_head if n_kv_head is None else check_size(op, "n_kv_head", n_kv_head)
+        n_embd, n_head = check_integer(op, "n_embd", n_embd, 1), check_integer(op, "n_head", n_head, 1)
+        n_kv_head = n_head if n_kv_head is None else check_integer(op, "n_kv_head", n_kv_head, 1)
         if n_embd % n_head:
             near = [h for h in range(n_head, 0, -1) if n_embd % h == 0][:1]
             near += [h for h in range(n_head, n_embd + 1) if n_embd % h == 0][:1]

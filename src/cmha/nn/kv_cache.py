@@ -3,7 +3,7 @@
 import numpy as np
 
 from cmha import _core
-from cmha.nn.layers import check_size
+from cmha.errors import check_integer
 from cmha.tensor import Tensor, to_tensor
 
 
@@ -15,7 +15,7 @@ class KVCache:
 
     def __init__(self, batch_size, n_head, head_dim, capacity):
         given = {"batch_size": batch_size, "n_head": n_head, "head_dim": head_dim, "capacity": capacity}
-        shape = {name: check_size("kv_cache", name, n) for name, n in given.items()}
+        shape = {name: check_integer("kv_cache", name, n, 1) for name, n in given.items()}
         self.batch_size, self.n_head, self.head_dim, self.capacity = shape.values()
         size = (self.batch_size, self.n_head, self.capacity, self.head_dim)
         self._k, self._v = _core.empty(size), _core.empty(size)
@@ -53,7 +53,7 @@ class KVCache:
 
     def truncate(self, n):
         """Forget everything behind the first n positions."""
-        if check_size("kv_cache", "n", n, 0) > len(self):
+        if check_integer("kv_cache", "n", n, 0) > len(self):
             raise ValueError(f"[kv_cache] cannot be cut to more than it holds; got n={n}, expected at most {len(self)}")
         np.minimum(self.lengths, n, out=self.lengths)
 

@@ -3,25 +3,17 @@
 import math
 
 from cmha import ops, random
+from cmha.errors import check_integer
 from cmha.functional import check_probability, ones, rand, randn, zeros
 from cmha.nn.module import Module
 from cmha.tensor import make, to_tensor
-
-
-def check_size(op, name, n, least=1):
-    """A whole number of at least `least`: sizes are checked before any arithmetic that needs them."""
-    if isinstance(n, bool) or not hasattr(n, "__index__"):
-        raise TypeError(f"[{op}] {name} must be an int; got {n!r}")
-    if n < least:
-        raise ValueError(f"[{op}] {name} must be at least {least}; got {name}={n}")
-    return n.__index__()
 
 
 class Linear(Module):
     """y = x W + b with W (n_in, n_out), as GPT-2 stores it; starts uniform in +-1 / sqrt(n_in)."""
 
     def __init__(self, n_in, n_out, bias=True):
-        n_in, n_out = check_size("linear", "n_in", n_in), check_size("linear", "n_out", n_out)
+        n_in, n_out = check_integer("linear", "n_in", n_in, 1), check_integer("linear", "n_out", n_out, 1)
         bound = 1.0 / math.sqrt(n_in)
         self.weight = (rand(n_in, n_out) * (2 * bound) - bound).detach()
         self.weight.requires_grad = True
@@ -40,7 +32,7 @@ class LayerNorm(Module):
     """gamma (x - mean) / sqrt(var + eps) + beta over the last axis of width n (Ba et al. 2016)."""
 
     def __init__(self, n, eps=1e-5, bias=True):
-        self.weight = ones(check_size("layer_norm", "n", n), requires_grad=True)
+        self.weight = ones(check_integer("layer_norm", "n", n, 1), requires_grad=True)
         self.bias = zeros(n, requires_grad=True) if bias else None
         if not eps > 0:
             raise ValueError(f"[layer_norm] eps must be above 0; got {eps}")
@@ -58,7 +50,7 @@ class Embedding(Module):
     """A table of n rows; ids (...) -> (..., width). Starts standard normal."""
 
     def __init__(self, n, width):
-        self.weight = randn(check_size("embedding", "n", n), check_size("embedding", "width", width), requires_grad=True)
+        self.weight = randn(check_integer("embedding", "n", n, 1), check_integer("embedding", "width", width, 1), requires_grad=True)
 
     def forward(self, ids):
         ids = to_tensor(ids, "embedding")
