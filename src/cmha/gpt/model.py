@@ -5,6 +5,7 @@ import math
 from cmha import functional
 from cmha.autograd import no_grad
 from cmha.errors import check_integer
+from cmha.generate import generate, stream
 from cmha.gpt import pretrained
 from cmha.gpt.config import GPTConfig
 from cmha.nn import MLP, Dropout, Embedding, LayerNorm, Module, MultiHeadAttention
@@ -138,12 +139,8 @@ class GPT(Module):
 
     def generate(self, ids, max_new_tokens, **options):
         """Continue each row of ids (B, T): see cmha.generate.generate."""
-        from cmha.generate import generate  # same layer: generate drives a model, the model only offers the name
-
         return generate(self, ids, max_new_tokens, **options)
 
     def stream(self, ids, max_new_tokens, **options):
         """The same for one row (1, T), one id at a time: see cmha.generate.stream."""
-        from cmha.generate import stream
-
         return stream(self, ids, max_new_tokens, **options)

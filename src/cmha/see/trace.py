@@ -5,7 +5,8 @@ from cmha.tensor import to_tensor
 
 # op, step, what it does, the name of what it makes; in the order of MultiHeadAttention._step_by_step
 _PROJECT = [("linear", 1, "project", t) for t in "qkv"]
-_SPLIT = [(op, 3, f"split heads: {op}", t) for t in "qkv" for op in ("reshape", "permute", "reshape")]
+_SPLIT = ("reshape", "permute", "reshape")
+_SPLIT_GROUP = ("reshape", "permute", "reshape", "expand", "reshape")  # one key head serves a group of query heads
 _ATTEND = [
     ("permute", 4, "transpose k", "k"),
     ("matmul", 4, "q @ k^T", "scores"),
@@ -32,7 +33,9 @@ def trace(mha, x):
             mha(x, is_causal=True)
     finally:
         mha.fused, mha.training = fused, training
-    plan = _PROJECT + _SPLIT + _ATTEND + _MERGE + (_MIX if mha.c_proj is not None else [])
+    of_keys = _SPLIT if mha.n_kv_head == mha.n_head else _SPLIT_GROUP
+    split = [(op, 3, f"split heads: {op}", t) for t, ops in (("q", _SPLIT), ("k", of_keys), ("v", of_keys)) for op in ops]
+    plan = _PROJECT + split + _ATTEND + _MERGE + (_MIX if mha.c_proj is not None else [])
     if [event[0] for event in events] != [step[0] for step in plan]:
         raise RuntimeError("cmha internal error: the steps of attention and of trace differ, please report")
     rows = []
