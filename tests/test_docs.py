@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from cmha import cli
+
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 
@@ -61,3 +63,19 @@ def test_map_names_what_is_there():
         sources = "".join(text(file) for file in files if file.is_file())
         for word in words:
             assert re.search(rf"\b{word}\b", sources), f"{question}: no {word} in {place}"
+
+
+def test_trace_is_what_the_command_prints(capsys):
+    """The table of docs/attention.md, but for the times."""
+    document = text(ROOT / "docs" / "attention.md")
+    (shown,) = (code for _, code in blocks(document, "text") if code.startswith("$ cmha trace "))
+    command, *rows = shown.splitlines()
+    assert cli.main(command.split()[2:]) == 0
+    printed = capsys.readouterr().out.splitlines()
+
+    def without_time(lines):
+        return [re.sub(r" +(time|[\d,]+ us)$", "", line) for line in lines]
+
+    assert without_time(rows) == without_time(printed)
+    storage = [row.split()[-4] for row in rows if "heads: " in row]
+    assert storage == 4 * ["view", "view", "copy"]  # q, k, v are split, y is merged
