@@ -7,6 +7,8 @@ cimport cython
 from cpython.buffer cimport (
     PyBUF_FORMAT, PyBUF_STRIDES, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer,
 )
+from cpython.ref cimport Py_INCREF
+from cpython.tuple cimport PyTuple_New, PyTuple_SET_ITEM
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp, memcpy, memset
@@ -35,6 +37,7 @@ cdef extern from "dispatch.h" nogil:
     void cmha_bool_to_float(float *y, const uint8_t *x, Py_ssize_t n, int threads) noexcept
 
 
+include "canary.pxi"
 include "threads.pxi"
 include "array.pxi"
 include "views.pxi"

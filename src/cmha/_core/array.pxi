@@ -50,7 +50,7 @@ cdef class Array:
     @property
     def strides(self):
         """In elements, not bytes."""
-        return tuple([self.steps[i] for i in range(self.nd)])
+        return sizes_tuple(self.steps, self.nd)
 
     @property
     def ndim(self):
@@ -127,8 +127,18 @@ cdef class Array:
 
 # ------------------------------------------------------------------------------------------------- taking memory
 
-cdef tuple dims_tuple(Array x):
-    return tuple([x.dims[i] for i in range(x.nd)])
+cdef tuple sizes_tuple(const Py_ssize_t *sizes, int n):
+    cdef tuple out = PyTuple_New(n)
+    cdef int i
+    for i in range(n):
+        size = <object>sizes[i]
+        Py_INCREF(size)                     # PyTuple_SET_ITEM takes a reference over
+        PyTuple_SET_ITEM(out, i, size)
+    return out
+
+
+cdef inline tuple dims_tuple(Array x):
+    return sizes_tuple(x.dims, x.nd)
 
 
 cdef str human_bytes(object n):
@@ -156,7 +166,7 @@ cdef Array new_array(Kind kind, int nd, const Py_ssize_t *dims):
     if not too_large:
         storage.data = <char *>pool_take(<size_t>(out.length * KIND_SIZES[kind]), &storage.nbytes)
     if storage.data == NULL:
-        shape = tuple([dims[i] for i in range(nd)])
+        shape = sizes_tuple(dims, nd)
         needed = KIND_SIZES[kind]
         for n in shape:
             needed *= n
@@ -250,23 +260,30 @@ cdef int read_shape(str op, object shape, Py_ssize_t *dims) except -1:
     if len(shape) > MAX_NDIM:
         raise ValueError(f"[{op}] at most {MAX_NDIM} axes; got {len(shape)}")
     for n in shape:
-        if isinstance(n, bool) or not hasattr(n, "__index__"):
+        if type(n) is not int and (isinstance(n, bool) or not hasattr(n, "__index__")):
             raise TypeError(f"[{op}] sizes must be ints; got {str(n)[:80]!r} in {str(shape)[:80]}")
-        n = n.__index__()
-        if not -1 <= n <= PY_SSIZE_T_MAX:
+        try:
+            dims[nd] = n
+        except OverflowError:
+            dims[nd] = -2
+        if dims[nd] < -1:
             raise ValueError(f"[{op}] sizes must be 0 .. 2**63 - 1; got {str(n)[:80]} in {str(shape)[:80]}")
-        dims[nd] = n
         nd += 1
     return nd
 
 
 cdef Py_ssize_t read_axis(str op, object axis, int nd) except -1:
-    if isinstance(axis, bool) or not hasattr(axis, "__index__"):
+    cdef Py_ssize_t number
+    if type(axis) is not int and (isinstance(axis, bool) or not hasattr(axis, "__index__")):
         raise TypeError(f"[{op}] an axis must be an int; got {str(axis)[:80]!r}")
-    if not -nd <= axis.__index__() < nd:
+    try:
+        number = axis
+    except OverflowError:
+        number = PY_SSIZE_T_MAX
+    if not -nd <= number < nd:
         raise ValueError(f"[{op}] axis out of range; got axis {str(axis)[:80]}, expected -{nd} .. {nd - 1}"
                          if nd else f"[{op}] an array without axes has no axis; got axis {str(axis)[:80]}")
-    return axis.__index__() % nd
+    return number + nd if number < 0 else number
 
 
 cdef int need(str op, str name, Array x, Kind kind, int nd=-1) except -1:

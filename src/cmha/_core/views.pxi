@@ -142,8 +142,8 @@ def index_view(Array x not None, index):
             dots = True
         elif item is not None:
             used += 1
-            if not isinstance(item, slice) and (isinstance(item, bool) or not hasattr(item, "__index__")
-                                                or getattr(item, "ndim", 0)):
+            if not isinstance(item, slice) and type(item) is not int and (isinstance(item, bool) or not hasattr(item, "__index__")
+                                                                          or getattr(item, "ndim", 0)):
                 raise TypeError(f"[index] an index is an int, a slice, None or ...; got {type(item).__name__}. "
                                 "For rows by id use Embedding, for a mask use where or masked_fill")
     if used > x.nd:
