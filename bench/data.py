@@ -1,7 +1,7 @@
 """What the rows compute on, and how much of it there is. Every process draws the same random, never zero numbers.
 
-DATA[op](random, sizes) -> {name: array or list of arrays};  WORK[op](sizes) -> [(FLOP, bytes)], one entry per phase that
-must follow another. Bytes are those that must move at least once: every input read, every result written.
+DATA[op](random, sizes) -> {name: array or list of arrays};  WORK[op](sizes) -> [(FLOP, bytes)], one entry per phase
+that must follow another. Bytes are those that must move at least once: every input read, every result written.
 """
 
 import hashlib
@@ -115,11 +115,16 @@ def _attention_work(s, matmuls):
 def _mha_work(s, backward):
     rows, D = s["B"] * s["T"], s["D"]
     attention = s["B"] * s["T"] ** 2 * D * (7 if backward else 2)
-    return [(2 * 4 * rows * D * D * (3 if backward else 1) + attention, 4 * (4 * D * D + 2 * rows * D) * (2 if backward else 1))]
+    return [
+        (
+            2 * 4 * rows * D * D * (3 if backward else 1) + attention,
+            4 * (4 * D * D + 2 * rows * D) * (2 if backward else 1),
+        )
+    ]
 
 
 def _train_work(s):
-    """Three products per weight matrix (the output layer is one), attention, then AdamW: reads p g m v, writes p m v."""
+    """Three products per weight matrix (the output layer is one), attention; AdamW reads p g m v and writes p m v."""
     rows, weights = s["B"] * s["T"], 12 * s["L"] * s["D"] ** 2 + s["V"] * s["D"]
     attention = 7 * s["L"] * s["B"] * s["T"] ** 2 * s["D"]
     return [(6 * rows * weights + attention, 3 * 4 * weights), (0, 7 * 4 * parameters(s))]
@@ -144,7 +149,9 @@ WORK = {
     "mha": lambda s: _mha_work(s, False),
     "mha_backward": lambda s: _mha_work(s, True),
     "train": _train_work,
-    "decode": lambda s: [(2 * (12 * s["L"] * s["D"] ** 2 + s["V"] * s["D"]), 4 * (parameters(s) - s["block"] * s["D"]))],
+    "decode": lambda s: [
+        (2 * (12 * s["L"] * s["D"] ** 2 + s["V"] * s["D"]), 4 * (parameters(s) - s["block"] * s["D"]))
+    ],
 }
 
 

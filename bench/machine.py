@@ -18,7 +18,7 @@ def describe(threads):
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "machine": f"{_processor()}, {cpus} CPUs{_virtual()}, {_memory()}",
-        "system": f"{platform.system()} {platform.release()}, {' '.join(platform.libc_ver())}, Python {platform.python_version()}",
+        "system": f"{platform.system()} {platform.release()}, {' '.join(platform.libc_ver())}",
         "threads": str(threads),
     }
 
@@ -26,6 +26,42 @@ def describe(threads):
 def load():
     """Processes that wanted a CPU over the last minute, or None."""
     return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
+
+
+def busy_seconds(pid=None):
+    """CPU seconds used so far by all processes (and by other guests of the host), or by one; None if unknown."""
+    try:
+        if pid is None:
+            with open("/proc/stat") as file:
+                user, nice, system, _, _, irq, softirq, steal = map(int, file.readline().split()[1:9])
+            ticks = user + nice + system + irq + softirq + steal
+        else:
+            with open(f"/proc/{pid}/stat") as file:
+                ticks = sum(map(int, file.read().rsplit(")", 1)[1].split()[11:13]))
+        return ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError):
+        return None
+
+
+class Disturbance:
+    """How much of the machine's CPU time went to others while a side was timed."""
+
+    def __init__(self):
+        self.foreign = self.available = 0.0
+
+    def watch(self, pid, function):
+        before, own, start = busy_seconds(), busy_seconds(pid), time.perf_counter()
+        try:
+            return function()
+        finally:
+            after, own_after = busy_seconds(), busy_seconds(pid)
+            if None not in (before, own, after, own_after):
+                self.foreign += max(0.0, after - before - (own_after - own))
+                self.available += (time.perf_counter() - start) * (os.cpu_count() or 1)
+
+    def share(self):
+        """From 0 to 1; None where too little was watched for clock ticks to tell."""
+        return self.foreign / self.available if self.available > 0.2 else None
 
 
 def _processor():

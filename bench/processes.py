@@ -1,6 +1,6 @@
 """The sides as the benchmark sees them: which library, in which Python, with which environment; one process each.
 
-A process runs only while it answers: between its turns it is stopped (SIGSTOP), so no thread of it can spin beside another.
+A process runs only while it answers: between its turns it is stopped (SIGSTOP), so none of its threads can spin.
 """
 
 import json
@@ -58,8 +58,8 @@ class Process:
         self.side = side
         self.log = tempfile.TemporaryFile()
         command = [side.python, str(WORKER), side.library, str(threads)]
-        self.child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True,
-                                      env=side.environment(threads))  # fmt: skip
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.log, "text": True}
+        self.child = subprocess.Popen(command, env=side.environment(threads), **pipes)
         self.stopped = False
 
     def ask(self, do, **request):

@@ -11,6 +11,9 @@ MODELS = {  # the sizes that people train on a CPU: the lesson's, a character mo
     "baby": {"L": 6, "H": 6, "D": 384, "V": 65, "block": 256, "B": 16, "T": 256},
     "GPT-2 124M": {"L": 12, "H": 12, "D": 768, "V": 50257, "block": 1024, "B": 4, "T": 64},
 }
+GOALS = {"tiny": 3.0, "char": 1.6, "baby": 1.1, "GPT-2 124M": 4.0}
+DECODED = ("tiny", "baby", "GPT-2 124M")
+WEIGHED = ("tiny", "GPT-2 124M")  # whose memory is measured
 NANO = {"L": 2, "H": 2, "D": 16, "V": 13, "block": 8, "B": 2, "T": 8}  # for --smoke
 
 FORWARD, BACKWARD = 1e-5, 1e-4  # what float32 sums in another order may differ by, as a share of the result's norm
@@ -35,8 +38,9 @@ class Row:
 
 
 def _matmul(m, k, n, form="nn", goal=0.9):
-    return Row(f"matmul {m}x{k}x{n}" + ("" if form == "nn" else f" {form}"), "matmul", {"m": m, "k": k, "n": n, "form": form},
-               goal=goal)  # fmt: skip
+    """nn: (m, k) @ (k, n); nt: b is stored (n, k); tn: a is stored (k, m)."""
+    name = f"matmul {m}x{k}x{n}" + ("" if form == "nn" else f" {form}")
+    return Row(name, "matmul", {"m": m, "k": k, "n": n, "form": form}, goal=goal)
 
 
 def _attention(B, H, T, hd, forward, both):
@@ -96,10 +100,9 @@ def full():
         *_mha(8, 32, 64, 4, 2.0, 2.5),
         *_mha(16, 256, 384, 6, None, 1.2),
         *_mha(4, 1024, 768, 12, None, 1.2),
-        *(Row(f"train step {name}", "train", MODELS[name], 1e-3, goal) for name, goal in
-          (("tiny", 3.0), ("char", 1.6), ("baby", 1.1), ("GPT-2 124M", 4.0))),
-        *(Row(f"decode a token {name}", "decode", {**MODELS[name], "B": 1}, BACKWARD) for name in ("tiny", "baby", "GPT-2 124M")),
-        *(Row(f"peak memory, training {name}", "train", MODELS[name], kind="memory") for name in ("tiny", "GPT-2 124M")),
+        *(Row(f"train step {name}", "train", MODELS[name], 1e-3, goal) for name, goal in GOALS.items()),
+        *(Row(f"decode a token {name}", "decode", {**MODELS[name], "B": 1}, BACKWARD) for name in DECODED),
+        *(Row(f"peak memory, training {name}", "train", MODELS[name], kind="memory") for name in WEIGHED),
         Row("import time", "import", kind="import"),
         Row("installed size", "size", kind="size"),
     ]  # fmt: skip

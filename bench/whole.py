@@ -27,7 +27,8 @@ def size(name, seen):
     files = [Path(found.locate_file(f)) for f in found.files or ()]
     total = sum(f.stat().st_size for f in files if f.is_file())
     spec = importlib.util.find_spec(name)
-    if spec and spec.origin and Path(spec.origin).resolve() not in [f.resolve() for f in files if f.name == "__init__.py"]:
+    origin = Path(spec.origin).resolve() if spec and spec.origin else None
+    if origin and origin not in [f.resolve() for f in files if f.name == "__init__.py"]:
         total = of_tree(Path(spec.origin).parent)  # installed for development
     for requirement in found.requires or ():
         if "extra ==" not in requirement and "sys_platform" not in requirement and "python_version" not in requirement:

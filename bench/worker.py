@@ -15,9 +15,8 @@ import sys
 import time
 import traceback
 
-import numpy as np
-
 import data
+import numpy as np
 import rows
 
 SAMPLE = 2**20  # larger results are compared on about as many evenly spread elements

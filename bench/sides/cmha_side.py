@@ -200,5 +200,10 @@ def decode(data, s):
     return run
 
 
-OPS = {f.__name__: f for f in (matmul, softmax, softmax_backward, gelu, gelu_backward, layer_norm, layer_norm_backward,
-                               cross_entropy, adamw, attention, attention_backward, mha, mha_backward, train, decode)}  # fmt: skip
+OPS = {
+    f.__name__: f
+    for f in (
+        matmul, softmax, softmax_backward, gelu, gelu_backward, layer_norm, layer_norm_backward, cross_entropy, adamw,
+        attention, attention_backward, mha, mha_backward, train, decode,
+    )
+}  # fmt: skip

@@ -114,7 +114,10 @@ def train(data, s):
         m = {name: b1 * m[name] + (1 - b1) * g[name] for name in w}
         v = {name: b2 * v[name] + (1 - b2) * g[name] ** 2 for name in w}
         size, root = lr / (1 - b1**t), jnp.sqrt(1 - b2**t)
-        w = {name: p * (1 - lr * decay * (p.ndim >= 2)) - size * m[name] / (jnp.sqrt(v[name]) / root + eps) for name, p in w.items()}
+        w = {
+            name: p * (1 - lr * decay * (p.ndim >= 2)) - size * m[name] / (jnp.sqrt(v[name]) / root + eps)
+            for name, p in w.items()
+        }
         return loss, w, m, v, t
 
     step = jax.jit(step, donate_argnums=(0, 1, 2))

@@ -195,5 +195,10 @@ def mha(data, s):
     return run
 
 
-OPS = {f.__name__: f for f in (matmul, softmax, softmax_backward, gelu, gelu_backward, layer_norm, layer_norm_backward,
-                               cross_entropy, adamw, attention, mha)}  # fmt: skip
+OPS = {
+    f.__name__: f
+    for f in (
+        matmul, softmax, softmax_backward, gelu, gelu_backward, layer_norm, layer_norm_backward, cross_entropy, adamw,
+        attention, mha,
+    )
+}  # fmt: skip

@@ -1,6 +1,6 @@
-"""PyTorch, as its users write it for speed: fused AdamW, scaled_dot_product_attention (its flash kernel), one qkv product.
+"""PyTorch, as its users write it for speed: fused AdamW, its flash attention, one product for q, k and v.
 
-CMHA_BENCH_TORCH=compile puts torch.compile around modules and training losses; =bfloat16 runs the training step under autocast.
+CMHA_BENCH_TORCH=compile puts torch.compile around modules and training losses; =bfloat16 trains under autocast.
 """
 
 import os
@@ -208,5 +208,10 @@ def decode(data, s):
     return run
 
 
-OPS = {f.__name__: f for f in (matmul, softmax, softmax_backward, gelu, gelu_backward, layer_norm, layer_norm_backward,
-                               cross_entropy, adamw, attention, attention_backward, mha, mha_backward, train, decode)}  # fmt: skip
+OPS = {
+    f.__name__: f
+    for f in (
+        matmul, softmax, softmax_backward, gelu, gelu_backward, layer_norm, layer_norm_backward, cross_entropy, adamw,
+        attention, attention_backward, mha, mha_backward, train, decode,
+    )
+}  # fmt: skip
