@@ -160,7 +160,7 @@ def attention_gauge(q, k, v, mask=None, is_causal=False, scale=None, key_mask=No
 
 
 def multi_head_attention(w, x, n_head, n_kv_head=None, key_value=None, **options):
-    """The whole layer on a dict of weights c_q.weight, c_q.bias, ...; a missing bias is 0, a missing c_proj identity."""
+    """The layer on a dict of weights c_q.weight, c_q.bias, ...; a missing bias is 0, a missing c_proj the identity."""
     n_kv_head = n_head if n_kv_head is None else n_kv_head
     memory = x if key_value is None else key_value
 
