@@ -241,6 +241,27 @@ def test_adamw_by_hand():
     assert abs(p.item() - 0.95) < 1e-6
 
 
+def test_decay_touches_every_matrix_once_and_no_vector():
+    """B44: gradients of zero, so decay alone moves anything; the tied table is a matrix like the others."""
+    from cmha.train import parameter_groups
+
+    from .models import tiny
+
+    gpt = tiny()
+    groups = parameter_groups(gpt, 0.1)
+    chosen = [id(p) for group in groups for p in group["params"]]
+    assert sorted(chosen) == sorted(id(p) for p in gpt.parameters())
+    before = [array(p) for p in gpt.parameters()]
+    for p in gpt.parameters():
+        p.grad = cmha.zeros(p.shape)
+    cmha.AdamW(groups, lr=0.1).step()
+    for p, old in zip(gpt.parameters(), before, strict=True):
+        if p.ndim == 1:
+            same_bits(p, old)
+        else:
+            check(p, old.astype(np.float64) * 0.99, abs(old), 1)
+
+
 def test_a_learning_rate_of_zero_changes_no_bit():
     p = leaf(normal(1037))
     before = bits(p)
