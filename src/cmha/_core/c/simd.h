@@ -258,6 +258,39 @@ INLINE void v_store_up_to(float *p, v16 a, ptrdiff_t n) {
     else v_store(p, a);
 }
 
+/* to[c * to_row + r] = from[r * from_row + c] for r, c in 0..15: a 16 x 16 square, transposed. */
+#if defined(__AVX2__)
+INLINE void v_transpose_8(float *to, ptrdiff_t to_row, const float *from, ptrdiff_t from_row) {
+    __m256 a[8], b[8];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) { /* rows i and i + 4 side by side, so that all else stays inside halves */
+        __m256 low = _mm256_loadu_ps(from + i * from_row), high = _mm256_loadu_ps(from + (i + 4) * from_row);
+        a[i] = _mm256_permute2f128_ps(low, high, 0x20);
+        a[i + 4] = _mm256_permute2f128_ps(low, high, 0x31);
+    }
+#pragma GCC unroll 2
+    for (int i = 0; i < 8; i += 4) {
+        b[i] = _mm256_unpacklo_ps(a[i], a[i + 1]);
+        b[i + 1] = _mm256_unpackhi_ps(a[i], a[i + 1]);
+        b[i + 2] = _mm256_unpacklo_ps(a[i + 2], a[i + 3]);
+        b[i + 3] = _mm256_unpackhi_ps(a[i + 2], a[i + 3]);
+        _mm256_storeu_ps(to + i * to_row, _mm256_shuffle_ps(b[i], b[i + 2], 0x44));
+        _mm256_storeu_ps(to + (i + 1) * to_row, _mm256_shuffle_ps(b[i], b[i + 2], 0xee));
+        _mm256_storeu_ps(to + (i + 2) * to_row, _mm256_shuffle_ps(b[i + 1], b[i + 3], 0x44));
+        _mm256_storeu_ps(to + (i + 3) * to_row, _mm256_shuffle_ps(b[i + 1], b[i + 3], 0xee));
+    }
+}
+INLINE void v_transpose(float *to, ptrdiff_t to_row, const float *from, ptrdiff_t from_row) {
+    for (int r = 0; r < 16; r += 8)
+        for (int c = 0; c < 16; c += 8) v_transpose_8(to + c * to_row + r, to_row, from + r * from_row + c, from_row);
+}
+#else
+INLINE void v_transpose(float *to, ptrdiff_t to_row, const float *from, ptrdiff_t from_row) {
+    for (int c = 0; c < 16; c++)
+        for (int r = 0; r < 16; r++) to[c * to_row + r] = from[r * from_row + c];
+}
+#endif
+
 /* One byte a lane, non-zero = set. */
 INLINE m16 m_from_bytes(const uint8_t *p, int n) {
     unsigned bits = 0;

@@ -1,0 +1,176 @@
+/*
+The inside of matmul: packing and the register tile, in the scheme of Goto & van de Geijn (2008, "Anatomy of
+High-Performance Matrix Multiplication") as BLIS arranges it (Van Zee & van de Geijn 2015).
+
+    c (m, n) = start + a (m, k) @ b (k, n), k <= KC     one block of the sum, one fma chain per output from +0
+
+A tile of MR x NR outputs lives in registers while k runs. B is read in panels of NR columns, each row of a panel one or more
+whole vectors: packed, or where it lies when its rows are contiguous. A is read one number at a time, so it needs no packing
+when one of its strides is 1 (BLIS packs it always; here a row tile of A is small enough to stay in the L1 cache).
+Vectors run over columns, never over k: an output's sum does not know the shape of the tile it was in.
+*/
+#ifndef CMHA_GEMM_H
+#define CMHA_GEMM_H
+
+#include "variant.h"
+
+#define KC 384 /* terms in a block of the sum: a promise (design: the order of sums), not a tuning constant */
+#define MR V_TILE_ROWS
+#define NV V_TILE_VECTORS
+#define NR (16 * NV)
+
+/* Element (r, c) is at data + r * row + c * col. */
+typedef struct { const float *data; ptrdiff_t row, col; } view;
+
+INLINE ptrdiff_t smaller(ptrdiff_t a, ptrdiff_t b) { return a < b ? a : b; }
+INLINE ptrdiff_t round_up(ptrdiff_t n, ptrdiff_t unit) { return (n + unit - 1) / unit * unit; }
+
+/* ------------------------------------------------------------------------------------------------- packing */
+
+/* b (k, n) -> panels of NR columns: (panel, k, NR), the last panel filled with zeros up to whole vectors. */
+static void pack_b(float *to, view b, ptrdiff_t k, ptrdiff_t n) {
+    if (b.col == 1) { /* rows are contiguous: copy vectors, row by row */
+        for (ptrdiff_t p = 0; p < k; p++) {
+            const float *from = b.data + p * b.row;
+            for (ptrdiff_t j = 0; j < n; j += 16) {
+                float *place = to + j / NR * NR * k + p * NR + j % NR;
+                v_store(place, j + 16 <= n ? v_load(from + j) : v_load_n(from + j, (int)(n - j)));
+            }
+        }
+        return;
+    }
+    for (ptrdiff_t j = 0; j < n; j += 16) {
+        float *panel = to + j / NR * NR * k + j % NR;
+        int columns = (int)smaller(16, n - j);
+        const float *from = b.data + j * b.col;
+        ptrdiff_t p = 0;
+        if (b.row == 1 && columns == 16) /* columns are contiguous: transpose squares */
+            for (; p + 16 <= k; p += 16) v_transpose(panel + p * NR, NR, from + p, b.col);
+        for (; p < k; p++)
+            for (int x = 0; x < 16; x++) panel[p * NR + x] = x < columns ? from[p * b.row + x * b.col] : 0.0f;
+    }
+}
+
+/* Rows of the next tile of `left` rows: MR, but the last two tiles share what is left, as a tile of one row is slow. */
+INLINE ptrdiff_t tile_rows(ptrdiff_t left) { return left >= 2 * MR ? MR : left > MR ? (left + 1) / 2 : left; }
+
+/* a (m, k) -> tiles of r = tile_rows rows: (tile, k, r); the tile of row i starts at to + i * k. */
+static void pack_a(float *to, view a, ptrdiff_t m, ptrdiff_t k) {
+    for (ptrdiff_t i = 0, r; i < m; i += r) {
+        r = tile_rows(m - i);
+        float *tile = to + i * k;
+        const float *from = a.data + i * a.row;
+        if (a.row == 1 && r == MR)
+            for (ptrdiff_t p = 0; p < k; p++) memcpy(tile + p * MR, from + p * a.col, MR * sizeof(float));
+        else
+            for (ptrdiff_t p = 0; p < k; p++)
+                for (ptrdiff_t x = 0; x < r; x++) tile[p * r + x] = from[p * a.col + x * a.row];
+    }
+}
+
+/* ---------------------------------------------------------------------------------------------------- tiles */
+
+/* A strip: up to MR rows of C, all columns of the block. */
+typedef struct {
+    float *c;
+    ptrdiff_t c_row, k, n;
+    const float *a;
+    ptrdiff_t a_step;                 /* from row to row, or from k to k when a is `by_column`; the other stride is 1 */
+    const float *b;
+    ptrdiff_t b_panel, b_row;         /* from panel to panel, from k to k */
+    const float *b_last;              /* the last panel, which may lie elsewhere */
+    ptrdiff_t b_last_row;
+    const float *bias;                /* (n), added after this block, or NULL */
+    int from_c;                       /* start from what is in c; else from +0 */
+} strip;
+
+/* r rows and v vectors of columns, `columns` of the last vector exist. r, v and by_column are constants where this is inlined,
+   so `sum` is registers. */
+INLINE void tile(const int r, const int v, const int by_column, const strip *s, const float *b, ptrdiff_t b_row,
+                 ptrdiff_t j, int columns) {
+    v16 sum[MR][NV];
+    const float *a = s->a;
+    const ptrdiff_t a_step = s->a_step, k = s->k;
+#pragma GCC unroll 8
+    for (int i = 0; i < r; i++) {
+        __builtin_prefetch(s->c + i * s->c_row + j, 1);
+#pragma GCC unroll 4
+        for (int x = 0; x < v; x++) sum[i][x] = v_zero();
+    }
+#pragma GCC unroll 4
+    for (ptrdiff_t p = 0; p < k; p++) {
+        v16 row[NV];
+#pragma GCC unroll 4
+        for (int x = 0; x < v; x++) row[x] = v_load(b + p * b_row + 16 * x);
+#pragma GCC unroll 8
+        for (int i = 0; i < r; i++) {
+            v16 number = v_set1(by_column ? a[p * a_step + i] : a[i * a_step + p]);
+#pragma GCC unroll 4
+            for (int x = 0; x < v; x++) sum[i][x] = v_fma(number, row[x], sum[i][x]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < r; i++)
+#pragma GCC unroll 4
+        for (int x = 0; x < v; x++) {
+            float *c = s->c + i * s->c_row + j + 16 * x;
+            const float *bias = s->bias ? s->bias + j + 16 * x : NULL;
+            if (x < v - 1 || columns == 16) {
+                v16 y = v_add(s->from_c ? v_load(c) : v_zero(), sum[i][x]);
+                v_store(c, bias ? v_add(y, v_load(bias)) : y);
+            } else {
+                v16 y = v_add(s->from_c ? v_load_n(c, columns) : v_zero(), sum[i][x]);
+                v_store_n(c, bias ? v_add(y, v_load_n(bias, columns)) : y, columns);
+            }
+        }
+}
+
+INLINE void strip_tiles(const int r, const int by_column, const strip *s) {
+    ptrdiff_t j = 0;
+    const float *b = s->b;
+    for (; j + NR <= s->n; j += NR, b += s->b_panel) tile(r, NV, by_column, s, b, s->b_row, j, 16);
+    if (j == s->n) return;
+    int vectors = (int)((s->n - j + 15) / 16), columns = (int)(s->n - j) - 16 * (vectors - 1);
+    switch (vectors) {
+    case 1: tile(r, 1, by_column, s, s->b_last, s->b_last_row, j, columns); break;
+#if NV > 1
+    case 2: tile(r, 2, by_column, s, s->b_last, s->b_last_row, j, columns); break;
+    case 3: tile(r, 3, by_column, s, s->b_last, s->b_last_row, j, columns); break;
+#endif
+    }
+}
+
+/* One function for every height, so that each has its accumulators in registers. */
+#define STRIP(r) \
+    static __attribute__((noinline)) void strip_rows_##r(const strip *s) { strip_tiles(r, 0, s); } \
+    static __attribute__((noinline)) void strip_columns_##r(const strip *s) { strip_tiles(r, 1, s); }
+STRIP(1) STRIP(2) STRIP(3) STRIP(4)
+#if MR > 4
+STRIP(5) STRIP(6)
+#endif
+#if MR > 6
+STRIP(7) STRIP(8)
+#endif
+#undef STRIP
+
+static void strip_run(const strip *s, ptrdiff_t r, int by_column) {
+    static void (*const table[2][MR])(const strip *) = {
+        {strip_rows_1, strip_rows_2, strip_rows_3, strip_rows_4,
+#if MR > 4
+         strip_rows_5, strip_rows_6,
+#endif
+#if MR > 6
+         strip_rows_7, strip_rows_8,
+#endif
+        },
+        {strip_columns_1, strip_columns_2, strip_columns_3, strip_columns_4,
+#if MR > 4
+         strip_columns_5, strip_columns_6,
+#endif
+#if MR > 6
+         strip_columns_7, strip_columns_8,
+#endif
+        }};
+    table[by_column][r - 1](s);
+}
+#endif
