@@ -2,8 +2,8 @@
 exp2, exp, log, tanh, sigmoid and GELU on v16: the project's own polynomials, the same bits on every path.
 
 The coefficients are minimax fits of the relative error (Lawson's iteration), rounded to float one after the other with
-the rest refitted. The largest error against float64 stands beside each function: measured over
-every float, for sigmoid and GELU over every 64th.
+the rest refitted. The largest error against float64 stands beside each function, measured over every float, for sigmoid
+and GELU over every 64th.
 */
 #ifndef CMHA_VMATH_H
 #define CMHA_VMATH_H
