@@ -1,4 +1,4 @@
-# Functions of one element, and clip. Backward is given dy, x and y and reads whichever of x and y its slope follows from.
+# Functions of one element, and clip. Backward is given dy, x and y and reads the one its slope follows from.
 
 cdef extern from "dispatch.h" nogil:
     enum:
