@@ -21,10 +21,15 @@ threads changes no bit. How many threads really came is asked inside the region:
 #define CMHA_PARALLEL(threads) CMHA_PRAGMA(omp parallel num_threads(threads) if ((threads) > 1))
 static inline int thread_number(void) { return omp_get_thread_num(); }
 static inline int thread_count(void) { return omp_get_num_threads(); }
+static inline int threads_available(void) { return 1; }
+/* A forked child has no pool threads and would wait for them for ever: end them before the fork. */
+static inline void threads_pause(void) { omp_pause_resource_all(omp_pause_hard); }
 #else
 #define CMHA_PARALLEL(threads)
 static inline int thread_number(void) { return 0; }
 static inline int thread_count(void) { return 1; }
+static inline int threads_available(void) { return 0; }
+static inline void threads_pause(void) { }
 #endif
 
 /* Part of `n` items for this thread, cut at multiples of `unit`. */

@@ -1,0 +1,46 @@
+"""Multi-head attention, and the GPT around it, on a compiled row-major tensor core."""
+
+from cmha import threads
+
+threads.start()
+
+from cmha.autograd import is_grad_enabled, no_grad  # noqa: E402
+from cmha.errors import CheckpointError  # noqa: E402
+from cmha.functional import (  # noqa: E402
+    arange,
+    cat,
+    cross_entropy,
+    from_numpy,
+    full,
+    ones,
+    rand,
+    randn,
+    scaled_dot_product_attention,
+    split,
+    stack,
+    tensor,
+    where,
+    zeros,
+)
+from cmha.gpt import GPT, GPTConfig  # noqa: E402
+from cmha.nn import KVCache, MultiHeadAttention  # noqa: E402
+from cmha.random import manual_seed  # noqa: E402
+from cmha.tensor import Tensor  # noqa: E402
+from cmha.text import ByteTokenizer, CharTokenizer  # noqa: E402
+from cmha.threads import get_num_threads, set_num_threads, show_config  # noqa: E402
+from cmha.train import AdamW, clip_grad_norm_, cosine_schedule  # noqa: E402
+
+__all__ = [
+    "GPT", "AdamW", "ByteTokenizer", "CharTokenizer", "CheckpointError", "GPTConfig", "KVCache", "MultiHeadAttention", "Tensor",
+    "arange", "cat", "clip_grad_norm_", "cosine_schedule", "cross_entropy", "from_numpy", "full", "get_num_threads",
+    "is_grad_enabled", "manual_seed", "no_grad", "ones", "rand", "randn", "scaled_dot_product_attention", "set_num_threads",
+    "show_config", "split", "stack", "tensor", "where", "zeros",
+]  # fmt: skip
+
+
+def __getattr__(name):
+    if name == "__version__":  # read from the installed package only when asked: it costs milliseconds
+        from importlib.metadata import version
+
+        return version("cmha")
+    raise AttributeError(f"module 'cmha' has no attribute {name!r}")

@@ -1,0 +1,87 @@
+/*
+Sums along an axis in the one order they have everywhere (design: the order of sums): term i goes to lane i mod 16 of a
+block of 512; a block's 16 lanes are added by a fixed tree; block totals are added in double, in order, from 0.
+
+    rows      the terms of one sum follow each other: 16 lanes are one vector          LANE_SUM, double_sum
+    columns   each column of a strip is a sum of its own, terms one row apart: the lanes are 16 rows of scratch, and a
+              vector runs over columns; the same additions for each column as a row would get          strip_*
+*/
+#ifndef CMHA_SUMS_H
+#define CMHA_SUMS_H
+
+#include "simd.h"
+
+#define SUM_BLOCK 512
+#define SUM_STRIP 64 /* columns: 16 lanes of them are 4 kB, which stay in the nearest cache */
+
+INLINE ptrdiff_t smaller(ptrdiff_t a, ptrdiff_t b) { return a < b ? a : b; }
+
+/* The first `width` lanes, of p and of a; the others 0. With a constant 16 the test is gone. */
+INLINE v16 part_load(const float *p, int width) { return width < 16 ? v_load_n(p, width) : v_load(p); }
+INLINE v16 part_keep(v16 a, int width) { return width < 16 ? v_select(m_first(width), a, v_zero()) : a; }
+INLINE void part_store(float *p, v16 a, int width) {
+    if (width < 16) v_store_n(p, a, width);
+    else v_store(p, a);
+}
+
+/* total += the sum of TERM, an expression in i (of the first lane) and width (how many lanes exist; the others must be
+   0: a lane never holds -0, so adding 0 changes nothing). */
+#define LANE_SUM(total, N, TERM)                                              \
+    for (ptrdiff_t block = 0; block < (N); block += SUM_BLOCK) {              \
+        const ptrdiff_t stop = smaller(block + SUM_BLOCK, N);                 \
+        ptrdiff_t i = block;                                                  \
+        v16 lanes = v_zero();                                                 \
+        for (; i + 16 <= stop; i += 16) {                                     \
+            enum { width = 16 };                                              \
+            lanes = v_add(lanes, TERM);                                       \
+        }                                                                     \
+        if (i < stop) {                                                       \
+            const int width = (int)(stop - i);                                \
+            lanes = v_add(lanes, TERM);                                       \
+        }                                                                     \
+        total += (double)v_sum(lanes);                                        \
+    }
+
+/* The same tree as lanes_sum. */
+INLINE double double_lanes_sum(double *r) {
+    for (int k = 0; k < 8; k++) r[k] += r[k + 8];
+    for (int k = 0; k < 4; k++) r[k] += r[k + 4];
+    return (r[0] + r[2]) + (r[1] + r[3]);
+}
+
+/* One block of n <= 512 terms, lanes in double: of x, or of x^2 (exact in double). */
+INLINE double double_block(const float *x, ptrdiff_t n, int squares) {
+    double lanes[16] = {0};
+    ptrdiff_t i = 0;
+    for (; i + 16 <= n; i += 16)
+        for (int k = 0; k < 16; k++) lanes[k] += squares ? (double)x[i + k] * (double)x[i + k] : (double)x[i + k];
+    for (int k = 0; i < n; i++, k++) lanes[k] += squares ? (double)x[i] * (double)x[i] : (double)x[i];
+    return double_lanes_sum(lanes);
+}
+
+INLINE double double_sum(const float *x, ptrdiff_t n) {
+    double total = 0;
+    for (ptrdiff_t i = 0; i < n; i += SUM_BLOCK) total += double_block(x + i, smaller(SUM_BLOCK, n - i), 0);
+    return total;
+}
+
+/* A mean in double as two floats, so that x - mean keeps its digits when the mean is large: (x - high) - low. */
+INLINE void split_mean(double mean, float *high, float *low) {
+    *high = (float)mean;
+    *low = (float)(mean - (double)*high);
+}
+
+/* Columns. lanes is [16][SUM_STRIP], zeroed by strip_begin at the start of a block; strip_add adds the terms of row i
+   for columns c .. c + 15; strip_end adds the block to totals. */
+INLINE void strip_begin(float *lanes) { memset(lanes, 0, 16 * SUM_STRIP * sizeof(float)); }
+INLINE void strip_add(float *lanes, ptrdiff_t i, ptrdiff_t c, v16 term) {
+    float *lane = lanes + (i & 15) * SUM_STRIP + c;
+    v_store(lane, v_add(v_load(lane), term));
+}
+static inline void strip_end(double *totals, float *lanes, ptrdiff_t width) {
+    for (int half = 8; half >= 1; half /= 2)
+        for (int k = 0; k < half; k++)
+            for (ptrdiff_t c = 0; c < SUM_STRIP; c++) lanes[k * SUM_STRIP + c] += lanes[(k + half) * SUM_STRIP + c];
+    for (ptrdiff_t c = 0; c < width; c++) totals[c] += (double)lanes[c];
+}
+#endif

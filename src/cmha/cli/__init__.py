@@ -1,0 +1,112 @@
+"""The command line: `cmha COMMAND ...` and `python -m cmha COMMAND ...` are one program.
+
+One file per command, loaded when it is called. Results go to stdout, progress to stderr, and a failure ends with one
+line `cmha: error: ...`. Exit codes: 0 done, 2 wrong before a file is opened, 1 all else, 130 and 143 for SIGINT and
+SIGTERM, 141 when the reader of stdout has left.
+"""
+
+import importlib
+import os
+import sys
+
+from cmha.cli.options import Parser, UsageError
+
+COMMANDS = {
+    "train": "train a small GPT on text, and keep it",
+    "generate": "let a trained model write on",
+    "trace": "attention's eight steps, with shapes, strides and copies",
+    "info": "how the core was built, and what it uses here",
+}
+
+
+def main(argv=None):
+    """Runs a command and returns its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if sys.stdout is not None and hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="backslashreplace")  # any text prints in any locale
+    try:
+        code = _run(arguments)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        _drop_stdout()
+        return 141
+    except KeyboardInterrupt:
+        return 130
+    except UsageError as error:
+        return _fail(error, 2)
+    except Exception as error:
+        _drop_stdout()
+        if "--debug" in arguments:
+            raise
+        return _fail(error, 1)
+
+
+def _run(arguments):
+    name = arguments[0] if arguments else "--help"
+    if name not in COMMANDS:
+        return _top(arguments or ["--help"])
+    command = importlib.import_module(f"cmha.cli.{name}")
+    parser = Parser(prog=f"cmha {name}", description=command.DESCRIPTION, epilog=command.EPILOG)
+    command.add_options(parser)
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    try:
+        args = parser.parse_intermixed_args(arguments[1:])
+    except SystemExit:  # --help
+        return 0
+    return command.run(args) or 0
+
+
+def _top(arguments):
+    """`cmha` alone, --help, --version, or a word that is no command."""
+    commands = "\n".join(f"  {name:<10} {text}" for name, text in COMMANDS.items())
+    parser = Parser(
+        prog="cmha",
+        usage="cmha COMMAND [OPTION ...]",
+        description="Multi-head attention, and the GPT around it, on a compiled CPU core.",
+        epilog=f"commands:\n{commands}\n\n"
+        "examples:\n"
+        "  cmha train                                   learn the Python documentation, in about a minute\n"
+        '  cmha generate runs/001 --prompt "The list"   write on\n'
+        "  cmha trace                                   see attention's eight steps\n\n"
+        "`cmha COMMAND --help` explains a command.",
+    )
+    parser.add_argument("--version", action="store_true", help="print the version")
+    words = [word for word in arguments if not word.startswith("-")]
+    if words:
+        raise UsageError(f"no such command: {words[0]!r}; there are {', '.join(COMMANDS)}")
+    try:
+        args = parser.parse_args(arguments)
+    except SystemExit:
+        return 0
+    if args.version:
+        from importlib.metadata import version
+
+        print("cmha", version("cmha"))
+    return 0
+
+
+def _fail(error, code):
+    if isinstance(error, OSError) and error.strerror:
+        text = error.strerror if error.filename is None else f"{error.strerror}: {os.fspath(error.filename)!r}"
+    elif isinstance(error, (ValueError, TypeError, IndexError, OSError, MemoryError, UsageError)) and str(error):
+        text = str(error)
+    else:
+        text = f"{type(error).__name__}: {error}"
+    if sys.stderr is not None:
+        try:
+            print("cmha: error:", " ".join(text.split()), file=sys.stderr, flush=True)
+        except OSError:  # nobody reads it
+            pass
+    return code
+
+
+def _drop_stdout():
+    """What is still in stdout's buffer has no way out; left there it would fail once more at exit."""
+    try:
+        sink = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(sink, sys.stdout.fileno())
+        os.close(sink)
+    except (OSError, ValueError, AttributeError):
+        pass

@@ -1,0 +1,19 @@
+"""cmha info: what the core was built with and what it uses on this machine."""
+
+DESCRIPTION = "Shows how the core was built and what it uses here: instruction set, threads, compiler."
+EPILOG = """\
+CMHA_SIMD=base|avx2|avx512 forces an instruction set, OMP_NUM_THREADS sets the threads; results are the same bits.
+"""
+
+
+def add_options(parser):
+    pass
+
+
+def run(args):
+    import cmha
+
+    values = cmha.show_config()
+    width = max(map(len, values))
+    for name, value in values.items():
+        print(f"{name:<{width}}  {', '.join(map(str, value)) if isinstance(value, (list, tuple)) else value}")

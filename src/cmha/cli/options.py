@@ -1,0 +1,87 @@
+"""What every command's parser shares: strict values, no abbreviations, nothing twice, errors as one line."""
+
+import argparse
+import math
+import os
+import re
+
+from cmha.errors import quote
+
+
+class UsageError(Exception):
+    """The command line itself is wrong: exit code 2, before any file is opened."""
+
+
+class Parser(argparse.ArgumentParser):
+    def __init__(self, **options):
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **options)
+        self.register("action", None, _StoreOnce)
+        self.register("action", "store", _StoreOnce)
+
+    def error(self, text):
+        raise UsageError(text)
+
+
+class _StoreOnce(argparse.Action):
+    """Stores a value; an option given twice is refused, where argparse would silently take the last."""
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        if option_string is not None:
+            given = namespace.__dict__.setdefault("_given", set())
+            if self.dest in given:
+                raise argparse.ArgumentError(self, "given twice")
+            given.add(self.dest)
+        setattr(namespace, self.dest, values)
+
+
+def integer(least, most=2**63 - 1):
+    """The type of an option: digits only, so neither 1e3 nor 2.0."""
+    limits = f"an integer of at least {least}" if most == 2**63 - 1 else f"an integer from {least} to {most}"
+
+    def parse(text):
+        if not re.fullmatch(r"[+-]?[0-9]{1,30}", text) or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"must be {limits}; got {quote(text)}")
+        return int(text)
+
+    return parse
+
+
+def number(accepts, rule):
+    """The type of an option: a finite number for which accepts(x) holds; rule says that in words."""
+
+    def parse(text):
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value) or not accepts(value):
+            raise argparse.ArgumentTypeError(f"must be {rule}; got {quote(text)}")
+        return value
+
+    return parse
+
+
+def filled(text):
+    """The type of an option: any text but ''."""
+    if not text:
+        raise argparse.ArgumentTypeError("must hold at least one character; got ''")
+    return text
+
+
+def positive(text):
+    return number(lambda x: x > 0, "a number above 0")(text)
+
+
+def not_negative(text):
+    return number(lambda x: x >= 0, "a number of at least 0")(text)
+
+
+def utf8(text, name):
+    """An argument's own bytes as UTF-8, whatever the locale made of them."""
+    from cmha.files import decode_text
+
+    try:
+        data = os.fsencode(text)
+    except UnicodeEncodeError:  # not from a command line
+        return text
+    return decode_text(data, name)

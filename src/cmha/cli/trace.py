@@ -1,0 +1,74 @@
+"""cmha trace: the eight steps of a real forward pass through attention, as a table or as JSON."""
+
+import json
+
+from cmha.cli.options import UsageError, integer
+
+DESCRIPTION = """\
+Runs one multi-head attention step by step and shows what each step makes: shape, strides (in elements), and whether the
+memory is new, a view of what was there, or a copy. A permute is always a view; the reshape after it has to copy.
+"""
+EPILOG = """\
+examples:
+  cmha trace                                 64 wide, 4 heads, 8 rows of 32 tokens
+  cmha trace --n-embd 8 --n-head 2 --batch-size 1 --block-size 3
+  cmha trace runs/001 --json                 the first block of a trained model, for a program to read
+"""
+
+
+def add_options(parser):
+    parser.add_argument("folder", nargs="?", metavar="DIR", help="the folder of a run (default: new random weights)")
+    parser.add_argument("--n-embd", metavar="D", type=integer(1), help="width (default: 64)")
+    parser.add_argument("--n-head", metavar="H", type=integer(1), help="heads (default: 4)")
+    parser.add_argument("--batch-size", metavar="B", type=integer(1), default=8, help="rows (default: %(default)s)")
+    parser.add_argument("--block-size", metavar="T", type=integer(1), help="tokens a row (default: 32, or the model's)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args):
+    from cmha import functional, random
+    from cmha.see import trace
+
+    if args.folder is not None and (args.n_embd or args.n_head):
+        raise UsageError("--n-embd and --n-head are the model's own where DIR is given")
+    random.manual_seed(0)
+    mha, block_size = _attention(args)
+    shape = (args.batch_size, block_size, mha.n_head * mha.head_dim)
+    steps = trace(mha, functional.randn(*shape))
+    config = {"n_embd": shape[2], "n_head": mha.n_head, "head_dim": mha.head_dim}
+    config |= {"batch_size": shape[0], "block_size": shape[1]}
+    if args.json:
+        print(json.dumps({"config": config, "steps": steps}))
+    else:
+        print(", ".join(f"{name} {value}" for name, value in config.items()))
+        print()
+        print(_table(steps))
+
+
+def _attention(args):
+    """(attention, tokens a row): of the model in DIR, or new."""
+    if args.folder is not None:
+        from cmha.gpt import GPT
+
+        gpt = GPT.from_pretrained(args.folder)
+        return gpt.h[0].attn, args.block_size or gpt.cfg.block_size
+    from cmha.nn import MultiHeadAttention
+
+    try:
+        return MultiHeadAttention(args.n_embd or 64, args.n_head or 4), args.block_size or 32
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def _table(steps):
+    head = ("step", "name", "tensor", "shape", "strides", "storage", "bytes", "time")
+    rows = [head]
+    for step in steps:
+        shape, strides = (str(tuple(step[key])) for key in ("shape", "strides"))
+        size, time = f"{step['bytes']:,}", f"{step['seconds'] * 1e6:,.0f} us"
+        rows.append((str(step["step"]), step["name"], step["tensor"], shape, strides, step["storage"], size, time))
+    columns = []
+    for i, column in enumerate(zip(*rows, strict=True)):
+        width = max(map(len, column))
+        columns.append([cell.rjust(width) if i in (0, 6, 7) else cell.ljust(width) for cell in column])
+    return "\n".join("  ".join(cells) for cells in zip(*columns, strict=True))

@@ -1,0 +1,88 @@
+"""How an error reads: `[op] rule; got what, expected what. hint`, on one line, and the checks every caller shares.
+
+    TypeError        the wrong kind of thing              ValueError       the right kind with a wrong value or shape
+    IndexError       an index                             CheckpointError  what a file holds (with its path)
+    MemoryError      with size and shape                  OSError          files, passed on untouched
+"""
+
+import math
+import numbers
+import operator
+import os
+
+QUOTED = 80  # characters of a foreign value that an error may repeat
+
+
+class CheckpointError(ValueError):
+    """A file holds something that cannot be used: its message names the path and what is wrong in it."""
+
+
+def quote(value):
+    """repr, cut at 80 characters: a value from outside can neither flood nor forge a log line."""
+    text = repr(value)
+    return text if len(text) <= QUOTED else text[: QUOTED - 3] + "..."
+
+
+def quote_path(path):
+    """repr of a path, cut to its last 80 characters: the end is what tells files apart."""
+    text = repr(os.fspath(path))
+    return text if len(text) <= QUOTED else text[0] + "..." + text[4 - QUOTED :]
+
+
+def shape_text(name, shape):
+    """`q (2, 4, 7, 16)`: how a shape stands in a message."""
+    return f"{name} {tuple(shape)}"
+
+
+def message(op, rule, got=None, expected=None, hint=None):
+    """The one form of every message; got and expected are finished pieces of text."""
+    text = f"[{op}] {rule}"
+    if got is not None:
+        text += f"; got {got}"
+    if expected is not None:
+        text += f", expected {expected}"
+    return text if hint is None else f"{text}. {hint}"
+
+
+def listed(names, limit=10):
+    """At most ten of them, then how many more."""
+    names = list(names)
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
+
+
+def check_integer(op, name, value, minimum=None, maximum=None):
+    """value as an int in minimum..maximum. A float, even a whole one, is a ValueError; text or a bool a TypeError."""
+    rule = f"{name} must be an integer{_range_text(minimum, maximum)}"
+    is_number = isinstance(value, numbers.Number) or hasattr(value, "__index__")
+    if isinstance(value, bool) or not is_number:
+        raise TypeError(message(op, rule, quote(value)))
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise ValueError(message(op, rule, quote(value))) from None
+    if (minimum is not None and number < minimum) or (maximum is not None and number > maximum):
+        raise ValueError(message(op, rule, quote(value)))
+    return number
+
+
+def check_number(op, name, value, accepts, rule):
+    """value as a finite float for which accepts(value) holds; rule says in words what is accepted."""
+    text = f"{name} must be {rule}"
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(message(op, text, quote(value)))
+    try:
+        number = float(value)
+    except OverflowError:  # an int beyond every float
+        raise ValueError(message(op, text, quote(value))) from None
+    if not math.isfinite(number) or not accepts(number):
+        raise ValueError(message(op, text, quote(value)))
+    return number
+
+
+def _range_text(minimum, maximum):
+    if minimum is not None and maximum is not None:
+        return f" from {minimum} to {maximum}"
+    if minimum is not None:
+        return f" of at least {minimum}"
+    return "" if maximum is None else f" of at most {maximum}"

@@ -1,0 +1,243 @@
+"""Files: written whole or not at all, text read as UTF-8 whatever the locale, safetensors and JSON read strictly.
+
+    write_atomically   temp file beside the target -> all bytes -> size -> fsync -> rename -> fsync of the folder
+    save_safetensors   one file with one byte sequence for one content; read with the `safetensors` package
+    read_text          UTF-8 only, CRLF -> LF, no byte-order mark; anything else is refused with its byte offset
+"""
+
+import errno
+import json
+import os
+import threading
+
+import numpy as np
+
+from cmha.errors import CheckpointError, listed, message, quote, quote_path
+
+HEADER_LIMIT = 100_000_000  # the safetensors format's own limit
+MAX_TENSORS = 65_536
+_writing = threading.Lock()  # one writer at a time in a process, so a temp file of our own number is always a leftover
+
+
+class _Counted:
+    """A binary file that knows how many bytes it was given, so that lost ones are noticed."""
+
+    def __init__(self, file):
+        self._file, self.size = file, 0
+
+    def write(self, data):
+        self._file.write(data)
+        self.size += memoryview(data).nbytes
+
+
+def write_atomically(path, write):
+    """Calls write(file) and puts the result at path in one step: a reader sees the old file or the new one, no mixture.
+
+    A link is followed: the file it points to is replaced. Any failure removes the temp file and is raised again, with
+    path as its file name.
+    """
+    path = os.path.realpath(path)
+    folder, name = os.path.split(path)
+    short = os.fsdecode(os.fsencode(name)[:200])  # a name may have 255 bytes, and the temp name is longer
+    temp = os.path.join(folder, f".{short}.tmp-{os.getpid()}")
+    with _writing:
+        try:
+            _write_temp(temp, write)
+            try:
+                os.replace(temp, path)
+            except BaseException:
+                _remove(temp)
+                raise
+            _sync_folder(folder)
+        except OSError as error:
+            error.filename, error.filename2 = path, None
+            raise
+
+
+def _write_temp(temp, write):
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+    try:
+        descriptor = os.open(temp, flags, 0o666)
+    except FileExistsError:  # left by a killed process that had our number
+        os.unlink(temp)
+        descriptor = os.open(temp, flags, 0o666)
+    try:
+        with open(descriptor, "wb") as file:
+            counted = _Counted(file)
+            write(counted)
+            file.flush()
+            size = os.fstat(file.fileno()).st_size
+            if size != counted.size:
+                raise OSError(errno.EIO, f"the disk kept {size} of {counted.size} bytes")
+            os.fsync(file.fileno())
+    except BaseException:
+        _remove(temp)
+        raise
+
+
+def _remove(path):
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
+
+
+def _sync_folder(folder):
+    """A rename lasts only once its folder is on the disk."""
+    if os.name != "posix":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_text(path, text):
+    data = text.encode("utf-8")
+    write_atomically(path, lambda file: file.write(data))
+
+
+def write_json(path, value):
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def decode_text(data, source):
+    """Bytes -> text: UTF-8, CRLF becomes LF, a byte-order mark is dropped; source names them in the error."""
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        got = f"byte 0x{data[error.start]:02x} at offset {error.start} of {source}"
+        raise ValueError(message("read_text", "text must be UTF-8", got)) from None
+    return text.removeprefix("\ufeff").replace("\r\n", "\n")
+
+
+def read_text(path):
+    with open(path, "rb") as file:
+        return decode_text(file.read(), quote_path(path))
+
+
+def _refuse(path, rule, got):
+    raise CheckpointError(message("load", rule, f"{got} in {quote_path(path)}")) from None
+
+
+def read_json(path, limit=HEADER_LIMIT):
+    """The JSON object in a file; duplicate keys, NaN and anything that is not an object are refused."""
+    with open(path, "rb") as file:
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        _refuse(path, f"file must hold at most {limit} bytes", "more")
+    return _parse_object(data, path)
+
+
+def _parse_object(data, path):
+    def unique(pairs):
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            seen = set()
+            twice = next(key for key, _ in pairs if key in seen or seen.add(key))
+            _refuse(path, "JSON keys must differ", f"{quote(twice)} twice")
+        return found
+
+    try:
+        value = json.loads(
+            data.decode("utf-8"),
+            object_pairs_hook=unique,
+            parse_constant=lambda text: _refuse(path, "JSON numbers must be finite", text),
+        )
+    except CheckpointError:
+        raise
+    except UnicodeDecodeError as error:
+        _refuse(path, "JSON must be UTF-8", f"byte 0x{data[error.start]:02x} at offset {error.start}")
+    except RecursionError:
+        _refuse(path, "JSON must not be nested this deep", "more levels than Python's stack")
+    except ValueError as error:
+        _refuse(path, "file must hold JSON", str(error))
+    if not isinstance(value, dict):
+        _refuse(path, "JSON must be an object", f"a {type(value).__name__}")
+    return value
+
+
+def save_safetensors(path, tensors, metadata=None):
+    """Writes {name: float32 array} at path. Equal content gives equal bytes, and no second copy of the data is made.
+
+    The header is written here and not by the package, which puts metadata in an order that changes from run to run.
+    """
+    arrays = {}
+    for name in sorted(tensors):
+        array = np.asarray(tensors[name])
+        if array.dtype.newbyteorder("=") != np.float32:
+            raise TypeError(message("save", "tensors must be float32", f"{quote(name)} of dtype {array.dtype}"))
+        arrays[name] = np.ascontiguousarray(array, dtype="<f4").reshape(array.shape)
+    header, offset = {}, 0
+    if metadata:
+        header["__metadata__"] = {key: str(metadata[key]) for key in sorted(metadata)}
+    for name, array in arrays.items():
+        header[name] = {"dtype": "F32", "shape": list(array.shape), "data_offsets": [offset, offset + array.nbytes]}
+        offset += array.nbytes
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
+    text += b" " * (-len(text) % 8)  # so that the data starts aligned
+
+    def write(file):
+        file.write(len(text).to_bytes(8, "little") + text)
+        for array in arrays.values():
+            if array.size:
+                file.write(array.reshape(-1).view(np.uint8))
+
+    write_atomically(path, write)
+
+
+def read_header(path):
+    """The header of a safetensors file, checked against the size of the file before a byte of it is parsed."""
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size < 8:
+            _refuse(path, "file must start with 8 bytes of header length", f"{size} bytes")
+        length = int.from_bytes(file.read(8), "little")
+        if length > min(HEADER_LIMIT, size - 8):
+            _refuse(path, f"header must fit in the file of {size} bytes", f"a header length of {length}")
+        data = file.read(length)
+    if len(data) < length:
+        _refuse(path, "file must not shrink while it is read", f"{len(data)} of {length} bytes")
+    header = _parse_object(data, path)
+    if len(header) > MAX_TENSORS + 1:
+        _refuse(path, f"file must hold at most {MAX_TENSORS} tensors", f"{len(header)} entries")
+    odd = [quote(name) for name, entry in header.items() if not _is_entry(name, entry)]
+    if odd:
+        _refuse(path, "header entries must hold dtype, shape and data_offsets", listed(odd))
+    return header
+
+
+def _is_entry(name, entry):
+    if not isinstance(entry, dict):
+        return False
+    if name == "__metadata__":
+        return all(isinstance(value, str) for value in entry.values())
+    whole = [entry.get("shape"), entry.get("data_offsets")]
+    return (
+        set(entry) == {"dtype", "shape", "data_offsets"}
+        and isinstance(entry["dtype"], str)
+        and all(isinstance(part, list) and all(type(n) is int and 0 <= n < 2**63 for n in part) for part in whole)
+        and len(entry["shape"]) <= 8
+        and len(entry["data_offsets"]) == 2
+    )
+
+
+def read_metadata(path):
+    """The text entries of a safetensors file; {} where there are none."""
+    return read_header(path).get("__metadata__", {})
+
+
+def load_safetensors(path):
+    """{name: array} of a safetensors file. Whatever is wrong with the file is a CheckpointError that names it."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    read_header(path)
+    try:
+        return load_file(path)
+    except OSError:
+        raise
+    except (SafetensorError, ValueError, TypeError, KeyError, AttributeError) as error:
+        text = " ".join(str(error).split())[:120]
+        _refuse(path, "file must be valid safetensors", text)

@@ -1,0 +1,164 @@
+"""Functions on tensors: making them, joining them, and the ops that are no method."""
+
+import math
+
+import numpy as np
+
+from cmha import _core, ops, random
+from cmha.tensor import Tensor, _array_from, _axes, _sizes, make, to_tensor
+
+
+def tensor(data, requires_grad=False):
+    """A copy of `data`: floats become float32, integers int64, bools stay bool."""
+    return Tensor(_core.copy(data.data) if isinstance(data, Tensor) else to_tensor(data).data, requires_grad)
+
+
+def from_numpy(array, requires_grad=False):
+    """On the array's own memory where it is float32, int64 or bool, native and aligned; else a copy.
+
+    The memory is marked as shared: what backward needs later is copied, so writing to the array changes no gradient.
+    """
+    if not isinstance(array, np.ndarray):
+        raise TypeError(f"[from_numpy] needs a NumPy array; got {type(array).__name__}")
+    a = _array_from(array, "from_numpy")
+    return Tensor(_core.from_buffer(a), requires_grad)
+
+
+def zeros(*shape, requires_grad=False):
+    return Tensor(_core.full(_sizes(shape), 0.0), requires_grad)
+
+
+def ones(*shape, requires_grad=False):
+    return Tensor(_core.full(_sizes(shape), 1.0), requires_grad)
+
+
+def full(shape, value, requires_grad=False):
+    """A bool value makes a bool tensor, an int an int64 one, a float float32."""
+    dtype = "bool" if isinstance(value, bool | np.bool_) else "int64" if isinstance(value, int | np.integer) else "float32"
+    return Tensor(_core.full(shape, value, dtype), requires_grad)
+
+
+def arange(*bounds):
+    """arange(stop), arange(start, stop), arange(start, stop, step): int64, or float32 if a bound is a float."""
+    return to_tensor(np.arange(*bounds), "arange")
+
+
+def randn(*shape, requires_grad=False):
+    """Standard normal numbers of this process's generator (manual_seed)."""
+    return Tensor(to_tensor(random.generator().standard_normal(_sizes(shape), dtype=np.float32)).data, requires_grad)
+
+
+def rand(*shape, requires_grad=False):
+    """Uniform numbers in [0, 1)."""
+    return Tensor(to_tensor(random.generator().random(_sizes(shape), dtype=np.float32)).data, requires_grad)
+
+
+def where(condition, a, b):
+    """a where condition (bool) is True, else b, with broadcasting."""
+    condition = to_tensor(condition, "where")
+    if condition.dtype != "bool":
+        raise TypeError(f"[where] condition must be bool; got {condition.dtype}")
+    return make(ops.where, condition, to_tensor(a, "where").float(), to_tensor(b, "where").float())
+
+
+def cat(tensors, axis=0, *, dim=None):
+    """Join along an axis that all have; the other sizes must agree."""
+    tensors = [to_tensor(t, "cat") for t in tensors]
+    if not tensors:
+        raise ValueError("[cat] needs at least one tensor; got none")
+    (axis,) = _axes("cat", axis if dim is None else dim, tensors[0].ndim)
+    shapes = [t.shape for t in tensors]
+    if any(len(s) != len(shapes[0]) or s[:axis] + s[axis + 1 :] != shapes[0][:axis] + shapes[0][axis + 1 :] for s in shapes):
+        raise ValueError(f"[cat] all sizes but axis {axis} must be equal; got {', '.join(map(str, shapes[:10]))}")
+    if len({t.dtype for t in tensors}) > 1:
+        tensors = [t.float() for t in tensors]
+    return make(ops.cat, *tensors, axis=axis)
+
+
+def stack(tensors, axis=0, *, dim=None):
+    """Join along a new axis; all shapes must be equal."""
+    tensors = [to_tensor(t, "stack") for t in tensors]
+    if len({t.shape for t in tensors}) != 1:
+        raise ValueError(f"[stack] all shapes must be equal; got {', '.join(str(t.shape) for t in tensors[:10]) or 'none'}")
+    (axis,) = _axes("stack", axis if dim is None else dim, tensors[0].ndim + 1)
+    return cat([t.reshape(*t.shape[:axis], 1, *t.shape[axis:]) for t in tensors], axis)
+
+
+def split(x, size, axis=0, *, dim=None):
+    """A list of views of `size` elements along the axis (the last may be shorter), or of the sizes in a list."""
+    (axis,) = _axes("split", axis if dim is None else dim, x.ndim)
+    n = x.shape[axis]
+    if isinstance(size, int) and not isinstance(size, bool):
+        if size < 1:
+            raise ValueError(f"[split] size must be at least 1; got {size}")
+        sizes = [min(size, n - i) for i in range(0, n, size)] or [0]
+    else:
+        sizes = list(size)
+        if any(isinstance(s, bool) or not isinstance(s, int) or s < 0 for s in sizes) or sum(sizes) != n:
+            raise ValueError(f"[split] sizes must be ints that add up to {n}; got {sizes}")
+    out, start = [], 0
+    for s in sizes:
+        out.append(x[(slice(None),) * axis + (slice(start, start + s),)])
+        start += s
+    return out
+
+
+def cross_entropy(logits, targets, ignore_index=-1):
+    """Mean over the counted rows of log sum_j exp(x_j) - x_target: logits (..., V), targets (...) integers.
+
+    Rows whose target is ignore_index do not count; if none counts the loss is 0 with zero gradients.
+    """
+    targets = to_tensor(targets, "cross_entropy")
+    if targets.dtype != "int64":
+        raise TypeError(f"[cross_entropy] targets must be integers; got {targets.dtype}")
+    if logits.ndim < 1 or logits.shape[:-1] != targets.shape:
+        raise ValueError(f"[cross_entropy] needs logits (..., V) and targets (...); got {logits.shape}, {targets.shape}")
+    rows = logits.float() if logits.ndim == 2 else logits.float().reshape(targets.size, logits.shape[-1])
+    return make(ops.cross_entropy, rows, targets.reshape(targets.size), ignore_index=ignore_index,
+                need_grad=logits.requires_grad)  # fmt: skip
+
+
+def attention_mask(mask, op="attention"):
+    """A mask as the kernel takes it: bool or float32 array, 2-D (T, S) or 4-D, that needs no gradient."""
+    if mask is None:
+        return None
+    mask = to_tensor(mask, op)
+    if mask.dtype == "int64":
+        raise TypeError(f"[{op}] mask must be bool (True = may attend) or float (added to the scores); got int64")
+    if mask.requires_grad:
+        raise ValueError(f"[{op}] a mask has no gradient; got a float mask with requires_grad=True, expected mask.detach()")
+    if mask.ndim not in (2, 4):
+        raise ValueError(f"[{op}] mask must be (T, S) or broadcast to (B, H, T, S); got {mask.shape}")
+    return mask.data
+
+
+def check_probability(op, name, p):
+    if isinstance(p, bool) or not isinstance(p, int | float | np.number) or not 0 <= p <= 1:
+        raise ValueError(f"[{op}] {name} must be between 0 and 1; got {p!r}")
+    return float(p)
+
+
+def scaled_dot_product_attention(
+    q, k, v, *, mask=None, is_causal=False, dropout_p=0.0, scale=None, need_weights=False
+):  # fmt: skip
+    """softmax(q k^T * scale + mask) v in one fused kernel (Vaswani et al. 2017, equation 1).
+
+    q (B, H, T, hd), k and v (B, H_kv, S, hd); H may be a multiple of H_kv (query head h reads key head h // (H / H_kv)).
+    mask: bool (True = may attend) or float (added to the scores), (T, S) or broadcastable to (B, H, T, S).
+    is_causal: query i sees keys up to i + S - T, so the last query sees the last key. scale: 1 / sqrt(hd) by default.
+    Hidden keys have no influence at all, NaN included; a row that sees nothing is zero, forward and backward.
+    need_weights=True returns (y, weights (B, H, T, S)): the softmax before dropout, without gradient.
+    """
+    op = "scaled_dot_product_attention"
+    q, k, v = (to_tensor(t, op) for t in (q, k, v))
+    if q.ndim != 4 or k.ndim != 4 or v.ndim != 4:
+        raise ValueError(f"[{op}] needs q (B, H, T, hd), k and v (B, H_kv, S, hd); got q {q.shape}, k {k.shape}, v {v.shape}")
+    if q.shape[3] == 0:
+        raise ValueError(f"[{op}] head_dim must be at least 1; got q {q.shape}")
+    dropout_p = check_probability(op, "dropout_p", dropout_p)
+    seed, stream, first_row = random.next_stream() if dropout_p else (0, 0, 0)
+    return make(
+        ops.attention, q, k, v, need_weights=need_weights, mask=attention_mask(mask, op), is_causal=bool(is_causal),
+        scale=1.0 / math.sqrt(q.shape[3]) if scale is None else float(scale),
+        dropout_p=dropout_p, seed=seed, stream=stream, first_row=first_row,
+    )  # fmt: skip

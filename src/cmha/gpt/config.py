@@ -1,0 +1,88 @@
+"""The sizes of a GPT."""
+
+from dataclasses import dataclass
+
+from cmha.errors import check_integer
+from cmha.functional import check_probability
+
+
+@dataclass(frozen=True)
+class GPTConfig:
+    """vocab_size V, block_size (longest context T), n_layer L, n_head H, n_embd D = H * head_dim; dropout in training;
+    bias: in every linear layer and layer norm; output_projection: c_proj after attention. A wrong size is a ValueError."""
+
+    vocab_size: int
+    block_size: int
+    n_layer: int
+    n_head: int
+    n_embd: int
+    dropout: float = 0.0
+    bias: bool = True
+    output_projection: bool = True
+
+    def __post_init__(self):
+        for name in ("vocab_size", "block_size", "n_layer", "n_head", "n_embd"):
+            object.__setattr__(self, name, check_integer("gpt_config", name, getattr(self, name), 1))
+        if self.n_embd % self.n_head:
+            raise ValueError(
+                f"[gpt_config] n_embd must be divisible by n_head; got n_embd={self.n_embd}, n_head={self.n_head}"
+            )
+        object.__setattr__(self, "dropout", check_probability("gpt_config", "dropout", self.dropout))
+
+    @property
+    def head_dim(self):
+        return self.n_embd // self.n_head
+
+    @classmethod
+    def preset(cls, name, **changes):
+        """A named configuration (tiny, char, baby, gpt2, gpt2_medium, gpt2_large, gpt2_xl), with changes."""
+        if name not in PRESETS:
+            raise ValueError(f"[gpt_config] unknown preset; got {str(name)[:80]!r}, expected one of {', '.join(PRESETS)}")
+        return cls(**{**PRESETS[name], **changes})
+
+    @classmethod
+    def tiny(cls, vocab_size=65, **changes):
+        """The lesson's: 2 layers of 4 heads, 64 wide (head_dim 16), 32 positions."""
+        return cls.preset("tiny", vocab_size=vocab_size, **changes)
+
+    @classmethod
+    def char(cls, vocab_size=65, **changes):
+        """4 layers of 4 heads, 128 wide, 64 positions."""
+        return cls.preset("char", vocab_size=vocab_size, **changes)
+
+    @classmethod
+    def baby(cls, vocab_size=65, **changes):
+        """6 layers of 6 heads, 384 wide, 256 positions (nanoGPT's Shakespeare model)."""
+        return cls.preset("baby", vocab_size=vocab_size, **changes)
+
+    @classmethod
+    def gpt2(cls, **changes):
+        """GPT-2 small: 124,439,808 parameters."""
+        return cls.preset("gpt2", **changes)
+
+    @classmethod
+    def gpt2_medium(cls, **changes):
+        return cls.preset("gpt2_medium", **changes)
+
+    @classmethod
+    def gpt2_large(cls, **changes):
+        return cls.preset("gpt2_large", **changes)
+
+    @classmethod
+    def gpt2_xl(cls, **changes):
+        return cls.preset("gpt2_xl", **changes)
+
+
+def _sizes(n_layer, n_head, n_embd, block_size, vocab_size=65):
+    return {"vocab_size": vocab_size, "block_size": block_size, "n_layer": n_layer, "n_head": n_head, "n_embd": n_embd}
+
+
+PRESETS = {
+    "tiny": _sizes(2, 4, 64, 32),
+    "char": _sizes(4, 4, 128, 64),
+    "baby": _sizes(6, 6, 384, 256),
+    "gpt2": _sizes(12, 12, 768, 1024, 50257),
+    "gpt2_medium": _sizes(24, 16, 1024, 1024, 50257),
+    "gpt2_large": _sizes(36, 20, 1280, 1024, 50257),
+    "gpt2_xl": _sizes(48, 25, 1600, 1024, 50257),
+}

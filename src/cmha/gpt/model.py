@@ -1,0 +1,146 @@
+"""The GPT-2 model: embeddings, blocks of attention and MLP with layer norm in front, a tied output layer."""
+
+import math
+
+from cmha import functional
+from cmha.autograd import no_grad
+from cmha.errors import check_integer
+from cmha.generate import generate, stream
+from cmha.gpt import pretrained
+from cmha.gpt.config import GPTConfig
+from cmha.nn import MLP, Dropout, Embedding, LayerNorm, Module, MultiHeadAttention
+from cmha.nn.kv_cache import ModelCache
+from cmha.tensor import to_tensor
+
+
+class Block(Module):
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, cfg):
+        self.ln_1 = LayerNorm(cfg.n_embd, bias=cfg.bias)
+        self.attn = MultiHeadAttention(
+            cfg.n_embd, cfg.n_head, bias=cfg.bias, dropout=cfg.dropout, output_projection=cfg.output_projection
+        )
+        self.attn_dropout = Dropout(cfg.dropout)
+        self.ln_2 = LayerNorm(cfg.n_embd, bias=cfg.bias)
+        self.mlp = MLP(cfg.n_embd, bias=cfg.bias, dropout=cfg.dropout)
+
+    def forward(self, x, cache=None):
+        """(B, T, D) -> (B, T, D)"""
+        x = x + self.attn_dropout(self.attn(self.ln_1(x), cache=cache, is_causal=True))
+        return x + self.mlp(self.ln_2(x))
+
+
+class GPT(Module):
+    """logits = gpt(ids); logits, loss = gpt(ids, targets). Names of the parts are GPT-2's: wte, wpe, h, ln_f."""
+
+    def __init__(self, cfg):
+        if not isinstance(cfg, GPTConfig):
+            raise TypeError(f"[gpt] needs a GPTConfig; got {type(cfg).__name__}")
+        self.cfg = cfg
+        self.wte = Embedding(cfg.vocab_size, cfg.n_embd)  # also the output layer (tied)
+        self.wpe = Embedding(cfg.block_size, cfg.n_embd)
+        self.dropout = Dropout(cfg.dropout)
+        self.h = [Block(cfg) for _ in range(cfg.n_layer)]
+        self.ln_f = LayerNorm(cfg.n_embd, bias=cfg.bias)
+        self._initialise()
+
+    def _initialise(self):
+        """GPT-2's: N(0, 0.02), the two projections back into the residual stream / sqrt(2 L); biases 0, gains 1."""
+        state = {}
+        for name, p in self.named_parameters():
+            if p.ndim == 2:
+                std = 0.02 / math.sqrt(2 * self.cfg.n_layer) if name.endswith("c_proj.weight") else 0.02
+                state[name] = functional.randn(*p.shape) * std
+            else:
+                state[name] = p if name.endswith("weight") else functional.zeros(*p.shape)
+        self.load_state_dict(state)
+
+    def forward(self, ids, targets=None, *, cache=None):
+        """ids (B, T) -> logits (B, T, V); with targets (B, T) -> (logits, mean loss), a target of -1 does not count.
+
+        With a cache (gpt.new_cache) ids are the positions behind what it holds; no gradients then.
+        """
+        ids = self._checked_ids("ids", ids)
+        B, T = ids.shape
+        start = 0 if cache is None else len(cache)
+        if start + T > self.cfg.block_size:
+            behind = f" behind {start} in the cache" if start else ""
+            raise ValueError(f"[gpt] at most block_size={self.cfg.block_size} positions; got {T}{behind}")
+        if targets is not None:
+            targets = to_tensor(targets, "gpt")
+            if targets.shape != ids.shape:
+                raise ValueError(f"[gpt] targets must have the shape of ids; got {targets.shape}, expected {ids.shape}")
+        if cache is None:
+            logits = self._logits(ids, 0, [None] * len(self.h))
+        else:
+            logits = self._logits_behind(ids, cache)
+        return logits if targets is None else (logits, functional.cross_entropy(logits, targets))
+
+    def _logits(self, ids, start, caches):
+        B, T = ids.shape
+        x = self.wte(ids) + self.wpe.weight[start : start + T]  # (B, T, D)
+        x = self.dropout(x)
+        for block, cache in zip(self.h, caches, strict=True):
+            x = block(x, cache)
+        x = self.ln_f(x).reshape(B * T, self.cfg.n_embd)
+        return (x @ self.wte.weight.T).reshape(B, T, self.cfg.vocab_size)  # (B, T, V)
+
+    def _logits_behind(self, ids, cache):
+        B, T = ids.shape
+        if B != cache.batch_size or len(self.h) != len(cache.layers):
+            raise ValueError(
+                f"[gpt] the cache must fit the model and the batch; got {len(cache.layers)} layers and {cache.batch_size} "
+                f"rows, expected {len(self.h)} and {B}"
+            )
+        if len(cache) + T > cache.capacity:
+            raise ValueError(f"[gpt] the cache is full; got {T} positions behind {len(cache)}, expected at most {cache.capacity}")
+        with no_grad():
+            logits = self._logits(ids, len(cache), cache.layers)
+        cache.advance(T)
+        return logits
+
+    def _checked_ids(self, name, ids):
+        ids = to_tensor(ids, "gpt")
+        if ids.dtype != "int64":
+            raise TypeError(f"[gpt] {name} must be integers; got {ids.dtype}")
+        if ids.ndim != 2:
+            raise ValueError(f"[gpt] {name} must be (B, T); got {ids.shape}")
+        return ids
+
+    def new_cache(self, batch_size, capacity=None):
+        """An empty cache of keys and values for `batch_size` rows, up to block_size positions (or `capacity`)."""
+        capacity = self.cfg.block_size if capacity is None else capacity
+        return ModelCache(self.cfg.n_layer, check_integer("new_cache", "batch_size", batch_size, 1), self.cfg.n_head,
+                          self.cfg.head_dim, check_integer("new_cache", "capacity", capacity, 1))  # fmt: skip
+
+    def crop_block_size(self, n):
+        """Keep only the first n positions."""
+        if not check_integer("crop_block_size", "n", n, 1) <= self.cfg.block_size:
+            raise ValueError(f"[crop_block_size] can only shrink; got n={n}, expected at most {self.cfg.block_size}")
+        weight = functional.tensor(self.wpe.weight[:n], requires_grad=True)
+        self.wpe.weight = weight
+        self.cfg = GPTConfig(**{**vars(self.cfg), "block_size": n})
+
+    def describe(self):
+        return f"{self.num_parameters():,} parameters"
+
+    def save_pretrained(self, folder):
+        """Write config.json and model.safetensors under Hugging Face's GPT-2 names into `folder` (made if needed)."""
+        pretrained.save(self, folder)
+
+    @classmethod
+    def from_pretrained(cls, folder):
+        """Read a folder with config.json and model.safetensors (GPT-2 layout); the model is in eval mode."""
+        cfg, state = pretrained.load(folder)
+        model = cls(cfg)
+        model.load_state_dict(state)
+        return model.eval()
+
+    def generate(self, ids, max_new_tokens, **options):
+        """Continue each row of ids (B, T): see cmha.generate.generate."""
+        return generate(self, ids, max_new_tokens, **options)
+
+    def stream(self, ids, max_new_tokens, **options):
+        """The same for one row (1, T), one id at a time: see cmha.generate.stream."""
+        return stream(self, ids, max_new_tokens, **options)

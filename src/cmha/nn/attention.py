@@ -1,0 +1,189 @@
+"""Multi-head attention (Vaswani et al. 2017, section 3.2.2), with GPT-2's names.
+
+    MultiHead(x) = concat(head_1 ... head_H) W_o,   head_i = softmax(Q_i K_i^T / sqrt(hd) + mask) V_i
+
+B batch, T queries, S keys, H heads, D = H * hd. Two ways through the same eight steps: one fused kernel (the default), and
+the steps one by one (`mha.fused = False`), for reading, tracing and checking.
+"""
+
+import math
+
+import numpy as np
+
+from cmha import ops, random
+from cmha.autograd import no_grad
+from cmha.errors import check_integer
+from cmha.functional import attention_mask, check_probability
+from cmha.nn.layers import Linear
+from cmha.nn.module import Module
+from cmha.tensor import make, to_tensor
+
+
+def split_heads(x, n_head):
+    """(B, T, D) -> (B*H, T, hd). The permute must come before the last reshape, or heads and time get mixed."""
+    B, T, D = x.shape
+    x = x.reshape(B, T, n_head, D // n_head)  # (B, T, H, hd)   cut D into heads: a view
+    x = x.permute(0, 2, 1, 3)                 # (B, H, T, hd)   bring H forward: a view
+    return x.reshape(B * n_head, T, D // n_head)  # (B*H, T, hd)  one batch entry per head: copies unless B, T or H is 1
+
+
+def merge_heads(x, n_head):
+    """(B*H, T, hd) -> (B, T, D): the mirror of split_heads, in the mirror order."""
+    BH, T, hd = x.shape
+    x = x.reshape(BH // n_head, n_head, T, hd)  # (B, H, T, hd)   a view
+    x = x.permute(0, 2, 1, 3)                   # (B, T, H, hd)   a view
+    return x.reshape(BH // n_head, T, n_head * hd)  # (B, T, D)   copies unless T, H or hd is 1
+
+
+def causal_mask(T, S=None):
+    """(T, S) float mask, 0 where query i may see key j and -inf on the future: j <= i + S - T (S = T by default)."""
+    S = T if S is None else S
+    T, S = check_integer("causal_mask", "T", T, 0), check_integer("causal_mask", "S", S, 0)
+    return to_tensor(np.where(np.tri(T, S, S - T, dtype=bool), 0.0, -np.inf))
+
+
+class MultiHeadAttention(Module):
+    """Self-attention of n_head heads over n_embd, or cross-attention with `key_value`.
+
+    n_kv_head: number of key/value heads (grouped-query attention), n_head by default. dropout: of the attention weights,
+    in training. output_projection=False leaves c_proj out. fused=False (an attribute) takes the eight steps one by one.
+    """
+
+    def __init__(self, n_embd, n_head, *, n_kv_head=None, bias=True, dropout=0.0, output_projection=True):
+        op = "attention"
+        n_embd, n_head = check_integer(op, "n_embd", n_embd, 1), check_integer(op, "n_head", n_head, 1)
+        n_kv_head = n_head if n_kv_head is None else check_integer(op, "n_kv_head", n_kv_head, 1)
+        if n_embd % n_head:
+            near = [h for h in range(n_head, 0, -1) if n_embd % h == 0][:1]
+            near += [h for h in range(n_head, n_embd + 1) if n_embd % h == 0][:1]
+            raise ValueError(f"[{op}] n_embd must be divisible by n_head; got n_embd={n_embd}, n_head={n_head}. "
+                             f"Nearest: {' or '.join(map(str, near))}")  # fmt: skip
+        if n_head % n_kv_head:
+            raise ValueError(f"[{op}] n_head must be divisible by n_kv_head; got n_head={n_head}, n_kv_head={n_kv_head}")
+        self.n_head, self.n_kv_head, self.head_dim = n_head, n_kv_head, n_embd // n_head
+        self.dropout = check_probability(op, "dropout", dropout)
+        self.fused = True
+        self.c_q = Linear(n_embd, n_embd, bias=bias)
+        self.c_k = Linear(n_embd, n_kv_head * self.head_dim, bias=bias)
+        self.c_v = Linear(n_embd, n_kv_head * self.head_dim, bias=bias)
+        self.c_proj = Linear(n_embd, n_embd, bias=bias) if output_projection else None
+
+    def describe(self):
+        groups = f", n_kv_head={self.n_kv_head}" if self.n_kv_head != self.n_head else ""
+        return f"n_head={self.n_head}{groups}, head_dim={self.head_dim}"
+
+    def forward(self, x, mask=None, cache=None, *, is_causal=False, key_value=None, key_mask=None, need_weights=False):
+        """(B, T, D) -> (B, T, D), or with need_weights (y, weights (B, H, T, S)).
+
+        mask: bool (True = may attend) or float (added to the scores), (T, S) or broadcastable to (B, H, T, S).
+        is_causal: query i sees keys up to i + S - T. key_mask: bool (B, S), True = a real token. cache: a KVCache; keys
+        and values are appended to it (inference only: no gradients). key_value: (B, S, D), keys and values come from it.
+        """
+        if cache is not None:
+            with no_grad():
+                return self._attend(x, mask, cache, is_causal, key_value, key_mask, need_weights)
+        return self._attend(x, mask, None, is_causal, key_value, key_mask, need_weights)
+
+    def _attend(self, x, mask, cache, is_causal, key_value, key_mask, need_weights):
+        x = self._checked("x", x)
+        source = x if key_value is None else self._checked("key_value", key_value)
+        if source.shape[0] != x.shape[0]:
+            raise ValueError(f"[attention] batches must be equal; got x {x.shape}, key_value {source.shape}")
+        S = source.shape[1] + (len(cache) if cache is not None else 0)
+        options = {"mask": self._checked_mask(mask, x, S), "key_mask": self._checked_key_mask(key_mask, x, S),
+                   "is_causal": bool(is_causal)}  # fmt: skip
+        q, k, v = self.c_q(x), self.c_k(source), self.c_v(source)  # 1 project: (B, T, D), (B, S, H_kv * hd) twice
+        if cache is not None:
+            k, v = cache.append(self._heads(k), self._heads(v))  # 2 remember: (B, H_kv, S, hd)
+        if self.training and self.dropout:
+            seed, stream, first_row = random.next_stream()
+            options |= {"dropout_p": self.dropout, "seed": seed, "stream": stream, "first_row": first_row}
+        attend = self._fused if self.fused else self._step_by_step
+        y, weights = attend(q, k, v, need_weights, options)  # 3 - 7
+        y = y if self.c_proj is None else self.c_proj(y)  # 8 mix the heads: (B, T, D)
+        return (y, weights) if need_weights else y
+
+    def _fused(self, q, k, v, need_weights, options):
+        """Steps 3 to 7 in one kernel: heads are split and merged by strides, scores never stand in memory."""
+        heads = {"n_head": self.n_head, "n_kv_head": self.n_kv_head}
+        options = {"scale": 1.0 / math.sqrt(self.head_dim), "need_weights": need_weights, **options}
+        if k.ndim == 3:
+            y = make(ops.multi_head_attention, q, k, v, **heads, **options)
+            return y if need_weights else (y, None)
+        y = make(ops.attention, self._heads(q), k, v, **options)  # keys and values of a cache are split already
+        y, weights = y if need_weights else (y, None)
+        return y.permute(0, 2, 1, 3).reshape(q.shape), weights
+
+    def _step_by_step(self, q, k, v, need_weights, options):
+        """Steps 3 to 7 as the lesson has them: every intermediate is a tensor."""
+        B, T, D = q.shape
+        H, hd = self.n_head, self.head_dim
+        q = split_heads(q, H)                                       # 3 (B*H, T, hd)
+        k, v = self._split_keys(k), self._split_keys(v)             #   (B*H, S, hd)
+        scores = q.matmul(k.mT).mul_scalar(1.0 / math.sqrt(hd))     # 4 (B*H, T, S)
+        added = self._added_mask(B, T, k.shape[1], options)
+        if added is not None:
+            scores = scores.add(added)                              # 5 -inf where hidden
+        weights = scores.softmax_last_dim()                         # 6 (B*H, T, S)
+        kept = self._drop(weights, options)
+        y = merge_heads(kept.matmul(v), H)                          # 7 (B*H, T, hd) -> (B, T, D)
+        return y, weights.detach().reshape(B, H, T, k.shape[1]) if need_weights else None
+
+    def _heads(self, x):
+        """(B, n, h * hd) -> (B, h, n, hd): a view."""
+        B, n, width = x.shape
+        return x.reshape(B, n, width // self.head_dim, self.head_dim).permute(0, 2, 1, 3)
+
+    def _split_keys(self, x):
+        """(B, S, H_kv * hd), or (B, H_kv, S, hd) of a cache -> (B*H, S, hd); a group of query heads shares its key head."""
+        if x.ndim == 3 and self.n_kv_head == self.n_head:
+            return split_heads(x, self.n_head)
+        x = self._heads(x) if x.ndim == 3 else x
+        B, h, S, hd = x.shape
+        x = x.reshape(B, h, 1, S, hd).expand(B, h, self.n_head // h, S, hd)
+        return x.reshape(B * self.n_head, S, hd)
+
+    def _added_mask(self, B, T, S, options):
+        """All that hides keys as one float mask: (T, S) where it is the same for every head, else (B*H, T, S); or None."""
+        mask, key_mask = options["mask"], options["key_mask"]
+        added = None if mask is None else np.asarray(mask)
+        if mask is not None and mask.dtype == "bool":
+            added = np.where(added, np.float32(0), np.float32(-np.inf))
+        if options["is_causal"]:
+            causal = causal_mask(T, S).numpy()
+            added = causal if added is None else added + causal
+        if key_mask is not None:
+            keys = np.where(np.asarray(key_mask), np.float32(0), np.float32(-np.inf))[:, None, None, :]
+            added = keys if added is None else added + keys
+        if added is not None and added.ndim == 4:
+            added = np.broadcast_to(added, (B, self.n_head, T, S)).reshape(B * self.n_head, T, S)
+        return None if added is None else to_tensor(added)
+
+    def _drop(self, weights, options):
+        if "dropout_p" not in options:
+            return weights
+        first = options["first_row"] * self.n_head * weights.shape[1] * weights.shape[2]
+        return make(ops.dropout, weights, p=options["dropout_p"], seed=options["seed"], stream=options["stream"], first=first)
+
+    def _checked(self, name, x):
+        x = to_tensor(x, "attention").float()
+        if x.ndim != 3 or x.shape[2] != self.c_q.weight.shape[0]:
+            raise ValueError(f"[attention] {name} must be (B, T, {self.c_q.weight.shape[0]}); got {x.shape}")
+        return x
+
+    def _checked_mask(self, mask, x, S):
+        mask = attention_mask(mask)
+        wanted = (x.shape[0], self.n_head, x.shape[1], S)
+        if mask is not None and any(m not in (1, n) for m, n in zip(mask.shape, wanted[4 - mask.ndim :], strict=True)):
+            raise ValueError(f"[attention] mask must broadcast to (B, H, T, S); got mask {mask.shape}, expected {wanted}")
+        return mask
+
+    def _checked_key_mask(self, key_mask, x, S):
+        if key_mask is None:
+            return None
+        key_mask = to_tensor(key_mask, "attention")
+        if key_mask.dtype != "bool":
+            raise TypeError(f"[attention] key_mask must be bool (True = a real token); got {key_mask.dtype}")
+        if key_mask.shape != (x.shape[0], S):
+            raise ValueError(f"[attention] key_mask must be (B, S); got {key_mask.shape}, expected {(x.shape[0], S)}")
+        return key_mask.data

@@ -1,0 +1,89 @@
+"""Linear, LayerNorm, Embedding, Dropout and GPT-2's MLP."""
+
+import math
+
+from cmha import ops, random
+from cmha.errors import check_integer
+from cmha.functional import check_probability, ones, rand, randn, zeros
+from cmha.nn.module import Module
+from cmha.tensor import make, to_tensor
+
+
+class Linear(Module):
+    """y = x W + b with W (n_in, n_out), as GPT-2 stores it; starts uniform in +-1 / sqrt(n_in)."""
+
+    def __init__(self, n_in, n_out, bias=True):
+        n_in, n_out = check_integer("linear", "n_in", n_in, 1), check_integer("linear", "n_out", n_out, 1)
+        bound = 1.0 / math.sqrt(n_in)
+        self.weight = (rand(n_in, n_out) * (2 * bound) - bound).detach()
+        self.weight.requires_grad = True
+        self.bias = None
+        if bias:
+            self.bias = (rand(n_out) * (2 * bound) - bound).detach()
+            self.bias.requires_grad = True
+
+    def forward(self, x):
+        """(..., n_in) -> (..., n_out)"""
+        x = to_tensor(x, "linear").float()
+        return make(ops.linear, x, self.weight) if self.bias is None else make(ops.linear, x, self.weight, self.bias)
+
+
+class LayerNorm(Module):
+    """gamma (x - mean) / sqrt(var + eps) + beta over the last axis of width n (Ba et al. 2016)."""
+
+    def __init__(self, n, eps=1e-5, bias=True):
+        self.weight = ones(check_integer("layer_norm", "n", n, 1), requires_grad=True)
+        self.bias = zeros(n, requires_grad=True) if bias else None
+        if not eps > 0:
+            raise ValueError(f"[layer_norm] eps must be above 0; got {eps}")
+        self.eps = float(eps)
+
+    def forward(self, x):
+        """(..., n) -> (..., n)"""
+        x = to_tensor(x, "layer_norm").float()
+        if self.bias is None:
+            return make(ops.layer_norm, x, self.weight, eps=self.eps)
+        return make(ops.layer_norm, x, self.weight, self.bias, eps=self.eps)
+
+
+class Embedding(Module):
+    """A table of n rows; ids (...) -> (..., width). Starts standard normal."""
+
+    def __init__(self, n, width):
+        self.weight = randn(check_integer("embedding", "n", n, 1), check_integer("embedding", "width", width, 1), requires_grad=True)
+
+    def forward(self, ids):
+        ids = to_tensor(ids, "embedding")
+        if ids.dtype != "int64":
+            raise TypeError(f"[embedding] ids must be integers; got {ids.dtype}")
+        return make(ops.embedding, self.weight, ids)
+
+
+class Dropout(Module):
+    """In training each element is dropped with probability p, the others grow by 1 / (1 - p); in eval mode the identity."""
+
+    def __init__(self, p=0.0):
+        self.p = check_probability("dropout", "p", p)
+
+    def describe(self):
+        return f"p={self.p}"
+
+    def forward(self, x):
+        if not self.training or self.p == 0:
+            return x
+        seed, stream, first_row = random.next_stream()
+        row = x.size // x.shape[0] if x.ndim and x.shape[0] else 0
+        return make(ops.dropout, x, p=self.p, seed=seed, stream=stream, first=first_row * row)
+
+
+class MLP(Module):
+    """GPT-2's feed-forward: D -> 4 D, GELU, 4 D -> D."""
+
+    def __init__(self, n_embd, bias=True, dropout=0.0):
+        self.c_fc = Linear(n_embd, 4 * n_embd, bias=bias)
+        self.c_proj = Linear(4 * n_embd, n_embd, bias=bias)
+        self.dropout = Dropout(dropout)
+
+    def forward(self, x):
+        """(B, T, D) -> (B, T, D)"""
+        return self.dropout(self.c_proj(self.c_fc(x).gelu()))  # (B, T, D) -> (B, T, 4 D) -> (B, T, D)

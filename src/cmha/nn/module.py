@@ -1,0 +1,87 @@
+"""Module: a thing with parameters. They are found by walking attributes; nothing is registered."""
+
+from cmha import _core
+from cmha.tensor import Tensor, to_tensor
+
+
+class Module:
+    """Parameters are the attributes that are leaf Tensors needing gradients, those of attributes that are Modules, and of
+    lists of Modules, in the order of assignment. Calling a module calls its forward."""
+
+    training = True
+
+    def __call__(self, *args, **kwargs):
+        return self.forward(*args, **kwargs)
+
+    def _children(self):
+        """(name, value) of Tensors and Modules, lists opened."""
+        for name, value in vars(self).items():
+            if isinstance(value, list | tuple):
+                yield from ((f"{name}.{i}", item) for i, item in enumerate(value) if isinstance(item, Module))
+            elif isinstance(value, Module | Tensor):
+                yield name, value
+
+    def named_modules(self, prefix=""):
+        yield prefix, self
+        for name, child in self._children():
+            if isinstance(child, Module):
+                yield from child.named_modules(f"{prefix}.{name}" if prefix else name)
+
+    def named_parameters(self):
+        """(name, Tensor) pairs; a parameter used in two places appears once, under its first name."""
+        seen = set()
+        for prefix, module in self.named_modules():
+            for name, value in module._children():
+                if isinstance(value, Tensor) and value.requires_grad and value._node is None and id(value) not in seen:
+                    seen.add(id(value))
+                    yield f"{prefix}.{name}" if prefix else name, value
+
+    def parameters(self):
+        return [p for _, p in self.named_parameters()]
+
+    def num_parameters(self):
+        """Number of trained numbers, tied ones once."""
+        return sum(p.size for p in self.parameters())
+
+    def state_dict(self):
+        """Name -> tensor on the parameter's own memory, without gradient."""
+        return {name: p.detach() for name, p in self.named_parameters()}
+
+    def load_state_dict(self, state):
+        """Copy tensors or arrays into the parameters. Every name and shape must fit, else nothing is written."""
+        own = dict(self.named_parameters())
+        faults = [f"missing {name}" for name in own if name not in state]
+        faults += [f"unknown {name}" for name in state if name not in own]
+        new = {name: to_tensor(state[name], "load_state_dict").float() for name in own if name in state}
+        faults += [
+            f"{name} has shape {t.shape}, expected {own[name].shape}" for name, t in new.items() if t.shape != own[name].shape
+        ]
+        if faults:
+            more = f" and {len(faults) - 10} more" if len(faults) > 10 else ""
+            raise ValueError(f"[load_state_dict] names and shapes must fit; got {'; '.join(faults[:10])}{more}")
+        for name, t in new.items():
+            _core.assign(own[name].data, t.data)
+
+    def train(self, mode=True):
+        for _, module in self.named_modules():
+            module.training = bool(mode)
+        return self
+
+    def eval(self):
+        return self.train(False)
+
+    def zero_grad(self):
+        for p in self.parameters():
+            p.grad = None
+
+    def describe(self):
+        """What stands between the brackets of repr."""
+        return ""
+
+    def __repr__(self):
+        lines = []
+        for name, child in self._children():
+            text = repr(child) if isinstance(child, Module) else f"{child.shape}"
+            lines.append(f"  {name}: " + text.replace("\n", "\n  "))
+        head = f"{type(self).__name__}({self.describe()})"
+        return head + ("\n" + "\n".join(lines) if lines else "")

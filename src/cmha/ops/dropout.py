@@ -1,0 +1,11 @@
+"""Dropout (Srivastava et al. 2014), inverted: x / (1 - p) where the element's draw is at least p, else 0.
+
+The draw is a function of (seed, stream, element number), so backward draws again instead of keeping a mask.
+"""
+
+from cmha import _core
+
+
+def dropout(x, *, p, seed, stream, first=0):
+    """`first` is the number of x's first element in the global batch."""
+    return _core.dropout(x, p, seed, stream, first), lambda dy: (_core.dropout(dy, p, seed, stream, first),)

@@ -1,0 +1,56 @@
+"""Reductions over axes (a tuple of ascending, non-negative ints): sum, mean, var, and max, min over one axis or all."""
+
+from cmha import _core
+
+
+def _spread(dy, shape, axes):
+    """Give dy its reduced axes back, with size 1, and repeat it along them."""
+    kept = tuple(1 if i in axes else n for i, n in enumerate(shape))
+    return dy.reshape(kept).expand(shape)
+
+
+def _count(shape, axes):
+    n = 1
+    for axis in axes:
+        n *= shape[axis]
+    return n
+
+
+def sum(x, *, axes):
+    shape = x.shape
+    return _core.sum(x, axes), lambda dy: (_spread(dy, shape, axes),)
+
+
+def mean(x, *, axes):
+    shape = x.shape
+
+    def vjp(dy):
+        return (_core.divide(_spread(dy, shape, axes), _core.full((), _count(shape, axes))),)
+
+    return _core.mean(x, axes), vjp
+
+
+def var(x, *, axes):
+    """mean((x - mean(x))^2): divides by the number of elements. dx = 2 (x - mean) dy / n."""
+
+    def vjp(dy):
+        centred = _core.subtract(x, _spread(_core.mean(x, axes), x.shape, axes))
+        factor = _core.full((), 2.0 / _count(x.shape, axes) if x.size else 0.0)
+        return (_core.multiply(_core.multiply(centred, factor), _spread(dy, x.shape, axes)),)
+
+    return _core.var(x, axes), vjp
+
+
+def _extreme(x, axes, sign):
+    """Over one axis, or over all of them as one; the first of equal elements gets the gradient."""
+    flat, axis = (x, axes[0]) if len(axes) == 1 else (x.reshape((x.size,)), 0)
+    values, index = _core.extreme(flat, axis, sign)
+    return values, lambda dy: (_core.extreme_backward(dy, index, axis, flat.shape).reshape(x.shape),)
+
+
+def max(x, *, axes):
+    return _extreme(x, axes, 1)
+
+
+def min(x, *, axes):
+    return _extreme(x, axes, -1)

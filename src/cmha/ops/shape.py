@@ -1,0 +1,56 @@
+"""Views and the ops that only move elements: reshape, permute, expand, index, contiguous, cat, where."""
+
+from cmha import _core
+
+
+def reshape(x, *, shape):
+    before = x.shape
+    return x.reshape(shape), lambda dy: (dy.reshape(before),)
+
+
+def permute(x, *, axes):
+    inverse = tuple(sorted(range(len(axes)), key=lambda i: axes[i] % len(axes)))
+    return x.permute(axes), lambda dy: (dy.permute(inverse),)
+
+
+def expand(x, *, shape):
+    return x.expand(shape), lambda dy: (dy,)  # summed to x's shape by autograd
+
+
+def contiguous(x):
+    return x.contiguous(), lambda dy: (dy,)
+
+
+def index(x, *, key):
+    """x[key] for ints, slices, None and ...: the gradient is zero outside."""
+    shape = x.shape
+
+    def vjp(dy):
+        dx = _core.full(shape, 0.0)
+        _core.assign(dx[key], dy)
+        return (dx,)
+
+    return x[key], vjp
+
+
+def cat(*arrays, axis):
+    """Join along an existing axis."""
+    sizes = [x.shape[axis] for x in arrays]
+    y = _core.empty((*arrays[0].shape[:axis], sum(sizes), *arrays[0].shape[axis + 1 :]), arrays[0].dtype)
+    keys, start = [], 0
+    for x, size in zip(arrays, sizes, strict=True):
+        keys.append((slice(None),) * axis + (slice(start, start + size),))
+        _core.assign(y[keys[-1]], x)
+        start += size
+    return y, lambda dy: tuple(dy[key] for key in keys)
+
+
+def where(condition, a, b):
+    """a where condition is true, else b."""
+    y = _core.where(condition, a, b)
+
+    def vjp(dy):
+        zero = _core.full((), 0.0)
+        return None, _core.where(condition, dy, zero), _core.where(condition, zero, dy)
+
+    return y, vjp

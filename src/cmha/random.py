@@ -1,0 +1,44 @@
+"""Random numbers: counter-based (Philox), so that a draw depends on seed, place and step, never on what ran before.
+
+Two users: `generator` feeds initialisation and rand/randn in order of the calls; `next_stream` numbers the dropout sites
+of a step, and the kernel draws element by element from (seed, stream, element number in the global batch).
+"""
+
+import numpy as np
+
+_SITES = 1 << 24  # dropout sites a step may have
+
+
+class _State:
+    def __init__(self, seed):
+        self.seed, self.step, self.site, self.first_row = seed, 0, 0, 0
+        self.generator = np.random.Generator(np.random.Philox(key=seed))
+
+
+_state = _State(0)
+
+
+def manual_seed(seed):
+    """Start every stream of this process again from `seed` (an int from 0 to 2**64 - 1)."""
+    global _state
+    if isinstance(seed, bool) or not hasattr(seed, "__index__"):
+        raise TypeError(f"[manual_seed] seed must be an int; got {seed!r}")
+    if not 0 <= seed.__index__() < 1 << 64:
+        raise ValueError(f"[manual_seed] seed must be 0 .. 2**64 - 1; got {seed}")
+    _state = _State(seed.__index__())
+
+
+def generator():
+    """The NumPy generator behind rand, randn and initialisation."""
+    return _state.generator
+
+
+def begin_step(step, first_row=0):
+    """Dropout of what follows belongs to training step `step`; row 0 is row `first_row` of the global batch."""
+    _state.step, _state.site, _state.first_row = step, 0, first_row
+
+
+def next_stream():
+    """(seed, stream, first_row) of the next dropout site."""
+    _state.site += 1
+    return _state.seed, (_state.step * _SITES + _state.site) % (1 << 64), _state.first_row

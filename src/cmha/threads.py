@@ -1,0 +1,59 @@
+"""How many threads the kernels may use, and what happens to them at a fork."""
+
+import math
+import os
+from pathlib import Path
+
+from cmha import _core
+
+
+def _cgroup_limit(root=Path("/sys/fs/cgroup")):
+    """CPUs that the container's quota allows, or None (cgroup v2's cpu.max, v1's cpu.cfs_*_us)."""
+    try:
+        if (root / "cpu.max").exists():
+            quota, period = (root / "cpu.max").read_text().split()[:2]
+        else:
+            quota = (root / "cpu/cpu.cfs_quota_us").read_text().strip()
+            period = (root / "cpu/cpu.cfs_period_us").read_text().strip()
+        return max(1, math.ceil(int(quota) / int(period))) if int(quota) > 0 else None
+    except (OSError, ValueError, ZeroDivisionError):
+        return None
+
+
+def default_num_threads():
+    """OMP_NUM_THREADS where it is a number from 1 to 1024 (its first level), else the CPUs this process may use."""
+    asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    if asked.isascii() and asked.isdigit() and 1 <= int(asked) <= 1024:
+        return int(asked)
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(allowed, _cgroup_limit() or allowed, 1024))
+
+
+def start():
+    """Called once at import: choose the instruction set and the thread count, and make forks safe."""
+    _core.use_variant(os.environ.get("CMHA_SIMD", "").strip().lower())
+    _core.set_num_threads(default_num_threads() if _core.has_openmp() else 1)
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(before=_core.pause_threads)
+
+
+set_num_threads = _core.set_num_threads
+get_num_threads = _core.get_num_threads
+
+
+def show_config():
+    """What this installation runs on: versions, instruction sets, threads. Strings and lists, for a bug report."""
+    import platform
+    from importlib.metadata import version
+
+    variants = [name for name in ("base", "avx2", "avx512", "neon") if _core.has_variant(name)]
+    return {
+        "cmha": version("cmha"),
+        "python": platform.python_version(),
+        "numpy": version("numpy"),
+        "machine": platform.machine(),
+        "simd": _core.get_variant(),
+        "simd_available": variants,
+        "openmp": "yes" if _core.has_openmp() else "no",
+        "threads": str(_core.get_num_threads()),
+    }

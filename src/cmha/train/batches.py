@@ -1,0 +1,29 @@
+"""Batches. Batch `step` is a function of (seed, step) alone: nothing to save, and the same on every machine.
+
+ids (n,) -> inputs (B, T), targets (B, T) one token later; a window may start anywhere from 0 to n - T - 1.
+"""
+
+import numpy as np
+
+from cmha.text.corpora import check_length
+
+
+def training_batch(ids, batch_size, block_size, *, seed, step):
+    """B windows of T + 1 tokens at offsets drawn from Philox(seed, step)."""
+    check_length("training", ids, block_size)
+    draws = np.random.Philox(key=[seed, 0], counter=[0, step, 0, 0]).random_raw(batch_size)
+    offsets = (draws % np.uint64(len(ids) - block_size)).astype(np.int64)
+    return _windows(ids, offsets, block_size)
+
+
+def validation_batches(ids, batch_size, block_size):
+    """Every non-overlapping window once, from the first token on; the last batch may be smaller."""
+    check_length("validation", ids, block_size)
+    offsets = np.arange((len(ids) - 1) // block_size) * block_size
+    for first in range(0, len(offsets), batch_size):
+        yield _windows(ids, offsets[first : first + batch_size], block_size)
+
+
+def _windows(ids, offsets, block_size):
+    tokens = ids[offsets[:, None] + np.arange(block_size + 1)].astype(np.int64)
+    return np.ascontiguousarray(tokens[:, :-1]), np.ascontiguousarray(tokens[:, 1:])
