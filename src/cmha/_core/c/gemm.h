@@ -18,7 +18,7 @@ Vectors run over columns, never over k: an output's sum does not know the shape 
 #define MR V_TILE_ROWS
 #define NV V_TILE_VECTORS
 #define NR (16 * NV)
-#define PANEL(k) (NR * (k) + 16) /* floats from panel to panel; a cache line more, so that they do not share L1's sets */
+#define PANEL(k) (NR * (k) + 16) /* floats from panel to panel; a cache line more, lest they share L1's sets */
 
 /* Element (r, c) is at data + r * row + c * col. */
 typedef struct { const float *data; ptrdiff_t row, col; } view;
