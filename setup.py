@@ -28,7 +28,8 @@ VARIANTS = {  # name -> (flags, on this machine)
 }
 DEBUG, SANITIZE = bool(os.environ.get("CMHA_DEBUG")), bool(os.environ.get("CMHA_SANITIZE"))
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer"]
-# Never -ffast-math (it turns subnormals off for the whole process) and never -march=native (the wheel must run elsewhere).
+SANITIZERS += ["-fno-wrapv"]  # Python's own flags have -fwrapv, which makes overflow legal and so unseen
+# Never -ffast-math (it turns subnormals off for the whole process), never -march=native (the wheel must run elsewhere).
 FLAGS = ["-std=gnu11", "-ffp-contract=off", "-fno-math-errno", "-Wno-psabi"]
 FLAGS += ["-O1", "-g", "-DCMHA_SANITIZE", *SANITIZERS] if SANITIZE else ["-O3", "-g0"]
 

@@ -37,6 +37,7 @@ cdef extern from "dispatch.h" nogil:
     void cmha_bool_to_float(float *y, const uint8_t *x, Py_ssize_t n, int threads) noexcept
 
 
+include "canary.pxi"
 include "threads.pxi"
 include "array.pxi"
 include "views.pxi"

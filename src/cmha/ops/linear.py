@@ -1,5 +1,7 @@
 """y = x W + b with W (n_in, n_out), as GPT-2 stores it."""
 
+import math
+
 from cmha import _core
 
 
@@ -9,7 +11,8 @@ def linear(x, weight, bias=None):
     n_in, n_out = weight.shape
 
     def vjp(dy):
-        rows, drows = x.reshape((-1, n_in)) if x.size else x.reshape((0, n_in)), dy.reshape((y.size // n_out if n_out else 0, n_out))
+        n_rows = math.prod(x.shape[:-1])  # not -1: any of the sizes may be 0
+        rows, drows = x.reshape((n_rows, n_in)), dy.reshape((n_rows, n_out))
         dx = _core.matmul(drows, weight.permute((1, 0))).reshape(x.shape)
         dweight = _core.matmul(rows.permute((1, 0)), drows)
         return (dx, dweight) if bias is None else (dx, dweight, _core.sum(drows, (0,)))

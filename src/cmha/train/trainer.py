@@ -88,6 +88,7 @@ class Trainer:
                     self._save({**row, "grad_norm": norm, "tokens_per_second": speed})
                     if row["val_loss"] is not None:
                         postfix["val_loss"] = f"{row['val_loss']:.3f}"
+                        bar.set_postfix(postfix)
                     total, count, start = 0.0, 0, time.perf_counter()
         return stop.number
 

@@ -82,7 +82,8 @@ KERNEL(log_softmax_backward, (float *dx, const float *dy, const float *y, ptrdif
    rows (M) is scratch; loss and count are one number each; no counted target: loss 0, gradient 0. */
 KERNEL(cross_entropy, (float *loss, int64_t *count, float *dlogits, const float *logits, const int64_t *targets, ptrdiff_t M, ptrdiff_t V, int64_t ignore_index, double *rows, int threads))
 
-/* layer_norm.c: x (M, N), gamma beta (N), beta may be NULL; stats (M, 3): mean as two floats (high, low), 1 / sigma */
+/* layer_norm.c: x (M, N), gamma beta (N), beta may be NULL; stats (M, 3): mean as two floats (high, low),
+   1 / sigma. dx, dgamma, dbeta may each be NULL. */
 KERNEL(layer_norm_forward, (float *y, float *stats, const float *x, const float *gamma, const float *beta, ptrdiff_t M, ptrdiff_t N, float eps, int threads))
 KERNEL(layer_norm_backward, (float *dx, float *dgamma, float *dbeta, const float *dy, const float *x, const float *stats, const float *gamma, ptrdiff_t M, ptrdiff_t N, int threads))
 
@@ -90,7 +91,8 @@ KERNEL(layer_norm_backward, (float *dx, float *dgamma, float *dbeta, const float
 KERNEL(embedding_forward, (float *y, const float *weight, const int64_t *ids, ptrdiff_t n, ptrdiff_t D, int threads))
 KERNEL(embedding_backward, (float *dweight, const float *dy, const int64_t *ids, ptrdiff_t n, ptrdiff_t V, ptrdiff_t D, int threads))
 
-/* dropout.c: element i of the stream is element first + i: y = x / (1 - p) where the draw is >= p, else 0 */
+/* dropout.c: element i of the stream is element first + i: y = x / (1 - p) where the draw is >= p, else 0;
+   backward is the same function of dy */
 KERNEL(dropout, (float *y, const float *x, ptrdiff_t n, float p, uint64_t seed, uint64_t stream, uint64_t first, int threads))
 
 /* matmul.c: c (batch, M, N) = a (batch, M, K) @ b (batch, K, N) [+ c when accumulate] [+ bias (N), or NULL]; c.col is 1.
@@ -109,4 +111,4 @@ KERNEL(attention_backward, (const cmha_heads *dq, const cmha_heads *dk, const cm
 KERNEL(attention_scratch, (ptrdiff_t *floats, const cmha_attention *call, int backward, int threads))
 
 /* adamw.c: one step of one parameter, gradient scaled by grad_scale first; correction1, 2 are 1 - beta^t */
-KERNEL(adamw, (float *p, float *m, float *v, const float *g, ptrdiff_t n, float lr, float beta1, float beta2, float eps, float weight_decay, double correction1, double correction2, float grad_scale, int threads))
+KERNEL(adamw, (float *p, float *m, float *v, const float *g, ptrdiff_t n, double lr, double beta1, double beta2, double eps, double weight_decay, double correction1, double correction2, double grad_scale, int threads))

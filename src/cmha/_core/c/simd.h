@@ -88,11 +88,11 @@ INLINE m16 m_from_bits(unsigned bits) { return (m16)bits; }
 #define V_AS_FLOAT(a) _mm512_castsi512_ps(a)
 INLINE v16 v_and_bits(v16 a, uint32_t u) { return V_AS_FLOAT(_mm512_and_si512(V_AS_INT(a), _mm512_set1_epi32((int)u))); }
 INLINE v16 v_or_bits(v16 a, uint32_t u) { return V_AS_FLOAT(_mm512_or_si512(V_AS_INT(a), _mm512_set1_epi32((int)u))); }
-INLINE v16 v_exponent(v16 a) {
-    return _mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_srli_epi32(V_AS_INT(a), 23), _mm512_set1_epi32(127)));
-}
-INLINE v16 v_power_of_two(v16 n) {
-    return V_AS_FLOAT(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23));
+INLINE v16 v_from_exponent(v16 a) { return V_AS_FLOAT(_mm512_srli_epi32(V_AS_INT(a), 23)); }
+INLINE v16 v_to_exponent(v16 a) { return V_AS_FLOAT(_mm512_slli_epi32(V_AS_INT(a), 23)); }
+INLINE v16 v_copy_sign(v16 a, v16 sign) {
+    __m512i bit = _mm512_set1_epi32(INT32_MIN);
+    return V_AS_FLOAT(_mm512_or_si512(_mm512_andnot_si512(bit, V_AS_INT(a)), _mm512_and_si512(bit, V_AS_INT(sign))));
 }
 
 #elif defined(CMHA_AVX2) /* --------------------------------------------------------------------------- AVX2 */
@@ -142,14 +142,15 @@ INLINE m16 m_from_bits(unsigned bits) {
 }
 INLINE v16 v_and_bits(v16 a, uint32_t u) { __m256 b = _mm256_castsi256_ps(_mm256_set1_epi32((int)u)); return (v16){_mm256_and_ps(a.lo, b), _mm256_and_ps(a.hi, b)}; }
 INLINE v16 v_or_bits(v16 a, uint32_t u) { __m256 b = _mm256_castsi256_ps(_mm256_set1_epi32((int)u)); return (v16){_mm256_or_ps(a.lo, b), _mm256_or_ps(a.hi, b)}; }
-INLINE __m256 v_exponent_half(__m256 a) {
-    return _mm256_cvtepi32_ps(_mm256_sub_epi32(_mm256_srli_epi32(_mm256_castps_si256(a), 23), _mm256_set1_epi32(127)));
+INLINE __m256 v_from_exponent_half(__m256 a) { return _mm256_castsi256_ps(_mm256_srli_epi32(_mm256_castps_si256(a), 23)); }
+INLINE v16 v_from_exponent(v16 a) { return (v16){v_from_exponent_half(a.lo), v_from_exponent_half(a.hi)}; }
+INLINE __m256 v_to_exponent_half(__m256 a) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(a), 23)); }
+INLINE v16 v_to_exponent(v16 a) { return (v16){v_to_exponent_half(a.lo), v_to_exponent_half(a.hi)}; }
+INLINE __m256 v_copy_sign_half(__m256 a, __m256 sign) {
+    __m256 bit = _mm256_set1_ps(-0.0f);
+    return _mm256_or_ps(_mm256_andnot_ps(bit, a), _mm256_and_ps(bit, sign));
 }
-INLINE v16 v_exponent(v16 a) { return (v16){v_exponent_half(a.lo), v_exponent_half(a.hi)}; }
-INLINE __m256 v_power_half(__m256 n) {
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
-}
-INLINE v16 v_power_of_two(v16 n) { return (v16){v_power_half(n.lo), v_power_half(n.hi)}; }
+INLINE v16 v_copy_sign(v16 a, v16 sign) { return V_BOTH(v_copy_sign_half, a, sign); }
 
 #elif defined(CMHA_NEON) /* --------------------------------------------------------------------------- NEON */
 #include <arm_neon.h>
@@ -191,12 +192,9 @@ INLINE m16 m_or(m16 a, m16 b) { V_EACH(m16, vorrq_u32(a.r[i], b.r[i])); }
 #define V_INT(a) vreinterpretq_u32_f32(a)
 INLINE v16 v_and_bits(v16 a, uint32_t u) { V_EACH(v16, vreinterpretq_f32_u32(vandq_u32(V_INT(a.r[i]), vdupq_n_u32(u)))); }
 INLINE v16 v_or_bits(v16 a, uint32_t u) { V_EACH(v16, vreinterpretq_f32_u32(vorrq_u32(V_INT(a.r[i]), vdupq_n_u32(u)))); }
-INLINE v16 v_exponent(v16 a) {
-    V_EACH(v16, vcvtq_f32_s32(vsubq_s32(vreinterpretq_s32_u32(vshrq_n_u32(V_INT(a.r[i]), 23)), vdupq_n_s32(127))));
-}
-INLINE v16 v_power_of_two(v16 n) {
-    V_EACH(v16, vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtq_s32_f32(n.r[i]), vdupq_n_s32(127)), 23)));
-}
+INLINE v16 v_from_exponent(v16 a) { V_EACH(v16, vreinterpretq_f32_u32(vshrq_n_u32(V_INT(a.r[i]), 23))); }
+INLINE v16 v_to_exponent(v16 a) { V_EACH(v16, vreinterpretq_f32_u32(vshlq_n_u32(V_INT(a.r[i]), 23))); }
+INLINE v16 v_copy_sign(v16 a, v16 sign) { V_EACH(v16, vbslq_f32(vdupq_n_u32(0x80000000u), sign.r[i], a.r[i])); }
 
 #else /* --------------------------------------------------------------------------------------------- plain C */
 #define V_TILE_ROWS 4
@@ -229,8 +227,11 @@ INLINE unsigned m_bits(m16 m) { return m; }
 INLINE m16 m_from_bits(unsigned bits) { return bits & 0xffffu; }
 INLINE v16 v_and_bits(v16 a, uint32_t u) { V_EACH(f_from_bits(f_bits(a.r[i]) & u)); }
 INLINE v16 v_or_bits(v16 a, uint32_t u) { V_EACH(f_from_bits(f_bits(a.r[i]) | u)); }
-INLINE v16 v_exponent(v16 a) { V_EACH((float)((int)(f_bits(a.r[i]) >> 23) - 127)); }
-INLINE v16 v_power_of_two(v16 n) { V_EACH(f_from_bits((uint32_t)((int)n.r[i] + 127) << 23)); }
+INLINE v16 v_from_exponent(v16 a) { V_EACH(f_from_bits(f_bits(a.r[i]) >> 23)); }
+INLINE v16 v_to_exponent(v16 a) { V_EACH(f_from_bits(f_bits(a.r[i]) << 23)); }
+INLINE v16 v_copy_sign(v16 a, v16 sign) {
+    V_EACH(f_from_bits((f_bits(a.r[i]) & 0x7fffffffu) | (f_bits(sign.r[i]) & 0x80000000u)));
+}
 #endif
 
 /* ------------------------------------------------------------------------------------- the same on every path */
@@ -238,7 +239,24 @@ INLINE v16 v_zero(void) { return v_set1(0.0f); }
 INLINE v16 v_abs(v16 a) { return v_and_bits(a, 0x7fffffffu); }
 
 /* Nearest integer, ties to even, for |x| < 2^22: adding 1.5 * 2^23 pushes the fraction out of the mantissa. */
-INLINE v16 v_round(v16 a) { const v16 magic = v_set1(12582912.0f); return v_sub(v_add(a, magic), magic); }
+#define V_MAGIC 12582912.0f
+INLINE v16 v_round(v16 a) { const v16 magic = v_set1(V_MAGIC); return v_sub(v_add(a, magic), magic); }
+
+/* 2^n for an integral n in [-127, 128]; 2^-127 counts as 0 and 2^128 as infinity. The same addition leaves n + 127 in the
+   low bits of the sum, and v_to_exponent (bits << 23) drops the rest. No conversion, so a NaN is as good as any other. */
+INLINE v16 v_power_of_two(v16 n) { return v_to_exponent(v_add(n, v_set1(V_MAGIC + 127.0f))); }
+
+/* The exponent of a normal a > 0: its bits >> 23 are put under the exponent of 2^23, which is then taken off again. */
+INLINE v16 v_exponent(v16 a) {
+    return v_sub(v_or_bits(v_from_exponent(a), 0x4b000000u), v_set1(8388608.0f + 127.0f));
+}
+
+/* The first n floats at p, or all 16 if there are more: masked stores are slow on some CPUs, so only tails use them. */
+INLINE v16 v_load_up_to(const float *p, ptrdiff_t n) { return n < 16 ? v_load_n(p, (int)n) : v_load(p); }
+INLINE void v_store_up_to(float *p, v16 a, ptrdiff_t n) {
+    if (n < 16) v_store_n(p, a, (int)n);
+    else v_store(p, a);
+}
 
 /* to[c * to_row + r] = from[r * from_row + c] for r, c in 0..15: a 16 x 16 square, transposed. */
 #if defined(__AVX2__)

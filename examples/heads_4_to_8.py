@@ -1,0 +1,15 @@
+"""
+Four heads or eight: the same width, the same number of parameters, cut into more and narrower heads.
+
+    python examples/heads_4_to_8.py [STEPS]
+
+head_dim falls from 16 to 8: twice as many patterns of attention, each described by half as many numbers. All scores
+together cost the same, since H * hd is D both times.
+"""
+
+import sys
+
+from learn import compare
+
+steps = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
+compare(steps, [(f"n_head {n} (head_dim {64 // n})", {"n_head": n}) for n in (4, 8)])

@@ -1,0 +1,56 @@
+"""What the two comparisons share: train the tiny GPT on the documentation that every Python carries."""
+
+import time
+
+import numpy as np
+
+import cmha
+from cmha import GPT, AdamW, CharTokenizer, GPTConfig
+from cmha.text.corpora import default_text, encode_text, split
+
+BATCH_SIZE, MAX_LR = 8, 3e-3
+
+
+def learn(steps, **changes):
+    """GPTConfig.tiny with `changes`, always seed 0: (parameters, training loss, validation loss, seconds)."""
+    text = default_text()
+    tokenizer = CharTokenizer(text)
+    config = GPTConfig.tiny(tokenizer.vocab_size, **changes)
+    training, validation = split(encode_text(tokenizer, text), config.block_size)
+
+    cmha.manual_seed(0)
+    gpt = GPT(config)
+    optimizer = AdamW(gpt.parameters(), lr=MAX_LR, weight_decay=0.1)
+    random = np.random.default_rng(0)
+
+    def windows(ids, starts):
+        """The text at `starts`, and the same text one letter on: what is to be predicted."""
+        rows = ids[starts[:, None] + np.arange(config.block_size + 1)]
+        return rows[:, :-1], rows[:, 1:]
+
+    losses, start = [], time.perf_counter()
+    for step in range(steps):
+        optimizer.lr = cmha.cosine_schedule(
+            step, max_lr=MAX_LR, min_lr=MAX_LR / 10, warmup_steps=min(100, steps // 10), decay_steps=steps
+        )
+        _, loss = gpt(*windows(training, random.integers(0, len(training) - config.block_size, BATCH_SIZE)))
+        optimizer.zero_grad()
+        loss.backward()
+        cmha.clip_grad_norm_(gpt.parameters(), 1.0)
+        optimizer.step()
+        losses.append(loss.item())
+    seconds = time.perf_counter() - start
+
+    gpt.eval()
+    with cmha.no_grad():
+        _, loss = gpt(*windows(validation, np.arange(0, len(validation) - config.block_size, 8 * config.block_size)))
+    return gpt.num_parameters(), float(np.mean(losses[-100:])), loss.item(), seconds
+
+
+def compare(steps, variants):
+    """Trains each (name, changes) and prints the table."""
+    print(f"{steps} steps each, the same seed and the same batches\n")
+    print(f"{'':22} parameters  training loss  validation loss  seconds")
+    for name, changes in variants:
+        parameters, training_loss, validation_loss, seconds = learn(steps, **changes)
+        print(f"{name:22} {parameters:10,}  {training_loss:13.4f}  {validation_loss:15.4f}  {seconds:7.1f}")

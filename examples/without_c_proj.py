@@ -1,0 +1,15 @@
+"""
+Is c_proj needed? Training with the output projection and without.
+
+    python examples/without_c_proj.py [STEPS]
+
+Without c_proj the heads' outputs are only laid side by side: head h can write to columns h*hd .. (h+1)*hd of the
+residual stream and to no other. The MLP after it still mixes all columns, so the model learns, with fewer parameters.
+"""
+
+import sys
+
+from learn import compare
+
+steps = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
+compare(steps, [("with c_proj", {}), ("without c_proj", {"output_projection": False})])

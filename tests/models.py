@@ -1,0 +1,28 @@
+"""Small models with weights that do not depend on how random numbers are made, and their float64 shadows."""
+
+import numpy as np
+
+import cmha
+
+from .checking import array
+
+
+def tiny(seed=0, scale=0.3, **changes):
+    """A GPT whose every weight, gains and biases included, is a scaled draw; eval mode."""
+    config = {"vocab_size": 11, "block_size": 8, "n_layer": 2, "n_head": 2, "n_embd": 12} | changes
+    gpt = cmha.GPT(cmha.GPTConfig(**config))
+    rng = np.random.default_rng(seed)
+    gpt.load_state_dict({
+        name: (scale * rng.standard_normal(t.shape) + (".ln_" in f".{name}" and name.endswith("weight"))).astype(np.float32)
+        for name, t in gpt.state_dict().items()})
+    gpt.eval()
+    return gpt
+
+
+def weights64(gpt):
+    """The weights as the reference wants them."""
+    return {name: array(t).astype(np.float64) for name, t in gpt.state_dict().items()}
+
+
+def ids(*shape, vocab_size=11, seed=0):
+    return np.random.default_rng(seed).integers(0, vocab_size, shape)

@@ -1,0 +1,193 @@
+"""The command line: what is refused and how, exit codes, pipes, signals, locales."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from cmha.cli import main
+
+TEXT = "the cat sat on the mat, and the dog did not. caf\u00e9 \u201cyes\u201d\n" * 30
+SIZES = ["--n-layer", "1", "--n-embd", "8", "--n-head", "2", "--block-size", "12"]
+SMALL = ["--steps", "4", "--eval-interval", "2", *SIZES]
+
+
+def command(*arguments, **options):
+    environment = os.environ | options.pop("env", {})
+    return subprocess.Popen([sys.executable, "-m", "cmha", *map(str, arguments)], env=environment, **options)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The folder of a short run."""
+    folder = tmp_path_factory.mktemp("cli")
+    (folder / "a.txt").write_text(TEXT, encoding="utf-8")
+    assert main(["train", str(folder / "a.txt"), "--out", str(folder / "run"), *SMALL]) == 0
+    return folder / "run"
+
+
+def refused(capsys, code, *arguments):
+    """The one line that a failing call ends with."""
+    assert main(list(map(str, arguments))) == code
+    captured = capsys.readouterr()
+    *progress, line = captured.err.splitlines()
+    assert line.startswith("cmha: error: ") and captured.out == "" and "Traceback" not in captured.err
+    assert not any("error" in text for text in progress)
+    return line
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "train --steps 1e3", "train --steps 0", "train --steps -5", "train --steps 2.0", "train --steps 1_000",
+        "train --lr abc", "train --lr 0", "train --lr nan", "train --lr inf", "train --n-head 0", "train --dropout 1",
+        "train --heads 0", "train --step 5", "train --steps 5 --steps 6", "train --preset huge", "train --seed -1",
+        "train --no-output-projection False", "train --no-output-projection 0", "train --no-output-projection no",
+        "train --no-output-projection=false", "train --output-projection=False", "train --threads 2000", "train --out",
+        "train --n-head 7", "train --min-lr 1", "train --warmup-steps 9 --steps 8", "train --tokenizer bpe",
+        "train --resume", "train --init x", "train --debug=1",
+        "generate", "generate x --temperature -1", "generate x --top-k 0", "generate x --top-p 0", "generate x y",
+        "generate x --prompt a --prompt b", "generate x --max-new-tokens -1", "generate x --seed 1.5",
+        "trace --n-head 7", "trace --json=True", "trace --json False --n-embd 8", "trace x --n-head 2",
+        "info x", "nonsense", "--nonsense",
+    ],
+)  # fmt: skip
+def test_b83_wrong_usage_is_one_line_and_exit_code_2(arguments, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    refused(capsys, 2, *arguments.split())
+    assert os.listdir(tmp_path) == []
+
+
+def test_b83_empty_values(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for arguments in ([""], ["--out", ""], ["--no-output-projection", ""], ["--lr", ""], ["--tokenizer", ""]):
+        refused(capsys, 2, "train", *arguments)
+    refused(capsys, 2, "generate", "x", "--prompt", "")
+    assert os.listdir(tmp_path) == []
+
+
+def test_what_a_file_holds_is_exit_code_1(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.txt").write_bytes(b"abc\xff")
+    (tmp_path / "empty.txt").write_bytes(b"")
+    (tmp_path / "short.txt").write_text("too short")
+    assert "No such file" in refused(capsys, 1, "train", "missing.txt")
+    assert "0xff at offset 3" in refused(capsys, 1, "train", "bad.txt")
+    assert "empty" in refused(capsys, 1, "train", "empty.txt")
+    assert "validation split" in refused(capsys, 1, "train", "short.txt", "--block-size", "4")
+    assert "directory" in refused(capsys, 1, "train", tmp_path)
+    assert "No such file" in refused(capsys, 1, "generate", "missing")
+    assert sorted(os.listdir(tmp_path)) == ["bad.txt", "empty.txt", "short.txt"]
+
+
+def test_run_folder(run, capsys):
+    assert sorted(os.listdir(run)) == [
+        "checkpoints", "config.json", "log.jsonl", "model.safetensors", "tokenizer_cmha.json",
+    ]  # fmt: skip
+    assert sorted(os.listdir(run / "checkpoints")) == ["step-2.safetensors", "step-4.safetensors"]
+    assert {json.loads(line)["step"] for line in (run / "log.jsonl").read_text().splitlines()} == {2, 4}
+    before = {name: (run / name).read_bytes() for name in os.listdir(run) if name != "checkpoints"}
+    line = refused(capsys, 1, "train", run.parent / "a.txt", "--out", run, *SMALL)
+    assert "must not hold a run" in line
+    assert before == {name: (run / name).read_bytes() for name in before}
+
+
+def test_runs_are_numbered_and_printed_last(run, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = run.parent / "a.txt"
+    for number in ("001", "002"):
+        assert main(["train", *SMALL, str(text), "--seed", "3"]) == 0
+        assert capsys.readouterr().out.splitlines()[-1] == f"runs/{number}"
+    models = {(tmp_path / "runs" / number / "model.safetensors").read_bytes() for number in ("001", "002")}
+    assert len(models) == 1 and (run / "model.safetensors").read_bytes() not in models
+
+
+def test_files_between_options_and_a_tokenizer_of_a_run(run, capsys, tmp_path):
+    text = run.parent / "a.txt"
+    other = tmp_path / "b.txt"
+    other.write_bytes("\ufeff".encode() + b"cat\r\n" * 20)
+    out = tmp_path / "out"
+    assert main(["train", str(text), *SMALL, "--tokenizer", str(run), str(other), "--out", str(out)]) == 0
+    assert (out / "tokenizer_cmha.json").read_bytes() == (run / "tokenizer_cmha.json").read_bytes()
+    other.write_text("\u20ac" * 99, encoding="utf-8")
+    capsys.readouterr()
+    line = refused(capsys, 1, "train", other, *SMALL, "--tokenizer", run, "--out", tmp_path / "no")
+    assert "'\u20ac' at position 0" in line and not (tmp_path / "no").exists()
+
+
+def test_generate_continues_the_prompt(run, capsys):
+    assert main(["generate", str(run), "--prompt", "the cat", "--max-new-tokens", "25", "--seed", "5"]) == 0
+    first = capsys.readouterr()
+    assert first.out.startswith("the cat") and len(first.out) == 7 + 25 + 1 and first.err == ""
+    assert main(["generate", str(run), "--prompt", "the cat", "--max-new-tokens", "25"]) == 0
+    drawn = capsys.readouterr()
+    word, seed = drawn.err.split()
+    assert word == "seed"
+    assert main(["generate", str(run), "--prompt", "the cat", "--max-new-tokens", "25", "--seed", seed]) == 0
+    assert capsys.readouterr().out == drawn.out
+    line = refused(capsys, 1, "generate", run, "--prompt", "a\u20acb")
+    assert "'\u20ac' at position 1" in line
+
+
+def test_trace(run, capsys):
+    assert main(["trace", "--json", "--n-embd", "6", "--n-head", "3", "--batch-size", "2", "--block-size", "5"]) == 0
+    traced = json.loads(capsys.readouterr().out)
+    assert traced["config"] == {"n_embd": 6, "n_head": 3, "head_dim": 2, "batch_size": 2, "block_size": 5}
+    numbers = [step["step"] for step in traced["steps"]]
+    assert numbers == sorted(numbers) and set(numbers) == set(range(1, 9))
+    assert main(["trace", str(run), "--batch-size", "3"]) == 0
+    out = capsys.readouterr().out
+    assert "(3, 12, 8)" in out and "view" in out and "copy" in out
+
+
+def test_info_version_and_help(capsys):
+    assert main(["info"]) == 0 and "threads" in capsys.readouterr().out
+    assert main(["--version"]) == 0 and capsys.readouterr().out.startswith("cmha ")
+    assert main([]) == 0 and "cmha train" in capsys.readouterr().out
+    for name in ("train", "generate", "trace", "info"):
+        assert main([name, "--help"]) == 0
+        assert f"usage: cmha {name}" in capsys.readouterr().out
+
+
+def test_debug_shows_the_traceback(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        main(["train", str(tmp_path / "missing"), "--debug"])
+
+
+def test_p7_a_reader_that_leaves_ends_it_silently(run):
+    with command("generate", run, "--max-new-tokens", 5000, "--seed", 1, stdout=-1, stderr=-1) as process:
+        process.stdout.read(1)
+        process.stdout.close()
+        assert process.stderr.read() == b"" and process.wait() == 141
+    with open("/dev/full", "wb") as full:
+        with command("generate", run, "--max-new-tokens", 3, "--seed", 1, stdout=full, stderr=-1) as process:
+            error = process.stderr.read().decode()
+    assert process.returncode == 1 and error.count("\n") == 1 and error.startswith("cmha: error: No space left")
+
+
+@pytest.mark.parametrize("locale", [{"LC_ALL": "C"}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}])
+def test_p7_any_locale_takes_and_prints_any_text(run, locale):
+    options = ["--prompt", "caf\u00e9", "--max-new-tokens", 40, "--seed", 1]
+    process = command("generate", run, *options, env=locale, stdout=-1, stderr=-1)
+    out, error = process.communicate()
+    assert process.returncode == 0, error
+    assert out.startswith((b"caf\xc3\xa9", b"caf\\xe9"))
+
+
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_p5_a_signal_saves_and_ends(run, number, code, tmp_path):
+    out = tmp_path / "out"
+    options = [*SIZES, "--steps", 10**6, "--eval-interval", 5, "--out", out]
+    process = command("train", run.parent / "a.txt", *options, stdout=-1, stderr=-1)
+    while process.poll() is None and not (out / "log.jsonl").exists():
+        pass
+    process.send_signal(number)
+    stdout, error = process.communicate(timeout=60)
+    assert process.returncode == code, error
+    assert stdout.decode().splitlines()[-1] == str(out) and b"Traceback" not in error
+    last = json.loads((out / "log.jsonl").read_text().splitlines()[-1])["step"]
+    assert f"step-{last}.safetensors" in os.listdir(out / "checkpoints")
+    assert main(["generate", str(out), "--max-new-tokens", "2", "--seed", "1"]) == 0
