@@ -240,7 +240,7 @@ INLINE void tile_factors(float *factors, const cmha_attention *call, ptrdiff_t b
 /* Sums of rows of x, x[i * stride + d]: row r of the tile weighs term i with c[r * c_row + i * c_term]. */
 typedef struct { const float *c; ptrdiff_t c_row, c_term; const float *x; ptrdiff_t stride, hd; } weighted_rows;
 
-/* Columns d .. d + 16 * n_vectors - 1 (or `columns` < 16 of them) of n_rows sums over begin .. end - 1, added to out. */
+/* Columns d .. d + 16 * n_vectors - 1 (or `columns` < 16 of them) of n_rows sums over begin .. end - 1, onto out. */
 INLINE void sum_columns(float *out, ptrdiff_t width, const weighted_rows *w, ptrdiff_t d, ptrdiff_t begin,
                         ptrdiff_t end, const int n_rows, const int n_vectors, const int columns) {
     const float *c = w->c, *x = w->x + d;
