@@ -7,10 +7,10 @@ what the arguments are (see `make`). The error bound is c * EPS * gauge(expected
 that could agree by luck do not: primes, ones, tails of the 16 lanes, more than one block of 512.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from typing import Callable
 
 import numpy as np
 
@@ -25,7 +25,7 @@ def op(module, name=None):
     return getattr(import_module(f"cmha.ops.{module}"), name or module)
 
 
-# --- error bounds (the letters are of the numeric bar in CONTRIBUTING) ------------------------------------------------
+# --- error bounds (the letters are of the numeric bar in CONTRIBUTING) ----------------------------------------------
 
 def of_result(y, *x):
     return abs(y)
@@ -64,7 +64,7 @@ def of_cross_entropy(y, x, targets):
     return 2 + abs(x).max() + abs(y)
 
 
-def of_layer_norm(y, x, gamma, beta=np.zeros(())):
+def of_layer_norm(y, x, gamma, beta=0.0):
     """N5: |gamma| (1 + |x-hat|) (1 + |mean| / sigma) + |beta|."""
     mean, sigma = x.mean(axis=-1, keepdims=True), np.sqrt(x.var(axis=-1, keepdims=True) + 1e-5)
     return abs(gamma) * (1 + abs((x - mean) / sigma)) * (1 + abs(mean) / sigma) + abs(beta)
@@ -207,8 +207,9 @@ def extra_options(q, k):
 
 
 def attention_op(q, k, v):
-    arrays = {n: cmha.tensor(o).data if isinstance(o, np.ndarray) else o for n, o in extra_options(q.shape, k.shape).items()}
-    return apply(op("attention"), q, k, v, first_row=3, **arrays, **SITE)
+    options = extra_options(q.shape, k.shape)
+    options |= {name: cmha.tensor(options[name]).data for name in ("key_mask", "lengths")}
+    return apply(op("attention"), q, k, v, first_row=3, **options, **SITE)
 
 
 def attention_op_reference(q, k, v):
@@ -325,15 +326,17 @@ CASES = [
          [((11, 5), (2, 3)), ((11, 1), (7,)), ((11, 17), (1, 1)), ((11, 3), (0, 2))], ("normal", "ids 11"),
          large=((11, 1031), (5, 37)), covers=("Embedding",)),
     Case("dropout", lambda x: apply(op("dropout"), x, p=0.3, seed=2**40 + 7, stream=2**33 + 5, first=3),
-         lambda x: reference.dropout(x, 0.3, 2**40 + 7, 2**33 + 5, 3), ONE, c=0.5, gauge=of_result, large=((13, 5003),)),
+         lambda x: reference.dropout(x, 0.3, 2**40 + 7, 2**33 + 5, 3), ONE, c=0.5, gauge=of_result,
+         large=((13, 5003),)),
     attention_case("", ATTENTION),
     attention_case("is_causal", ATTENTION, is_causal=True),
     attention_case("mask=bool", [qkv(2, 3, 5, 5, 7), qkv(1, 4, 3, 150, 2, 2)], make_options=bool_mask),
     attention_case("mask=float is_causal", [qkv(2, 3, 5, 5, 7), qkv(1, 2, 3, 11, 3)], make_options=float_mask,
                    is_causal=True),
     attention_case("scale", [qkv(2, 3, 5, 4, 7)], scale=0.3),
-    Case("attention with every option", attention_op, attention_op_reference, [qkv(2, 4, 5, 7, 3, 2), qkv(2, 2, 3, 140, 4)],
-         gauge=attention_op_gauge, c=4.0, large=qkv(2, 4, 70, 150, 16, 2)),
+    Case("attention with every option", attention_op, attention_op_reference,
+         [qkv(2, 4, 5, 7, 3, 2), qkv(2, 2, 3, 140, 4)], gauge=attention_op_gauge, c=4.0,
+         large=qkv(2, 4, 70, 150, 16, 2)),
     Case("multi_head_attention", merged_attention, merged_attention_reference,
          [((2, 5, 12), (2, 7, 6), (2, 7, 6)), ((1, 3, 4), (1, 131, 2), (1, 131, 2))],
          gauge=lambda y, *x: 30 * np.abs(x[2]).max(), c=4.0, large=((2, 150, 64), (2, 150, 32), (2, 150, 32))),

@@ -61,8 +61,9 @@ def same_bits(a, b):
     a, b = array(a), array(b)
     assert (a.shape, a.dtype) == (b.shape, b.dtype), f"{a.shape} {a.dtype}, expected {b.shape} {b.dtype}"
     if a.tobytes() != b.tobytes():
-        different = np.flatnonzero(np.array([x.tobytes() != y.tobytes() for x, y in zip(a.ravel(), b.ravel())]))
-        first = int(different[0])
+        pairs = zip(a.ravel(), b.ravel(), strict=True)
+        different = [i for i, (x, y) in enumerate(pairs) if x.tobytes() != y.tobytes()]
+        first = different[0]
         raise AssertionError(f"{len(different)} of {a.size} elements differ, first at flat index {first}: "
                              f"{a.ravel()[first]!r} and {b.ravel()[first]!r}")
 
@@ -88,7 +89,7 @@ def numeric(reference, inputs, wanted, directions, dy, h=1e-5):
     values = []
     for sign in (1, -1):
         moved = list(inputs)
-        for i, v in zip(wanted, directions):
+        for i, v in zip(wanted, directions, strict=True):
             moved[i] = inputs[i] + sign * h * v
         values.append(np.sum(dy * np.asarray(reference(*moved), dtype=np.float64)))
     return (values[0] - values[1]) / (2 * h)
@@ -104,7 +105,7 @@ def gradcheck(call, reference, inputs, seed=0, n_directions=3, tensors=None, tol
     wanted = [i for i, t in enumerate(tensors) if t.requires_grad]
     shape = np.shape(reference(*floats(*inputs)))
     dy = rng.standard_normal(shape).astype(np.float32)
-    for i, gradient in zip(wanted, gradients(call, tensors, dy)):
+    for i, gradient in zip(wanted, gradients(call, tensors, dy), strict=True):
         assert gradient is not None, f"argument {i} got no gradient"
         gradient = array(gradient).astype(np.float64)
         assert gradient.shape == inputs[i].shape, f"gradient {gradient.shape} of an argument {inputs[i].shape}"

@@ -5,8 +5,8 @@
     python -m tests.digests --write     write tests/digests.json
 
 A kernel may become faster; its digest stays. A change that has to move one is written anew with --write, and
-CHANGELOG.md says which kernel changed its bits and why. Inputs come from integer arithmetic, so that no version of NumPy
-takes part in them. The digest of every instruction set and of every number of threads is the same.
+CHANGELOG.md says which kernel changed its bits and why. Inputs come from integer arithmetic, so that no version of
+NumPy takes part in them. The digest of every instruction set and of every number of threads is the same.
 """
 
 import hashlib
@@ -53,7 +53,7 @@ def positive(seed, *shape):
     return core(np.abs(values(seed, *shape)) + np.float32(0.25))
 
 
-# --- one function per kernel: the arrays whose bits count ---------------------------------------------------------------
+# --- one function per kernel: the arrays whose bits count -----------------------------------------------------------
 
 KERNELS = {}
 
@@ -227,7 +227,8 @@ def layer_norm_forward():
 def layer_norm_backward():
     for M, N in [*ROWS, (1037, 5)]:
         x, gamma = floats(N, M, N), floats(1, N)
-        yield from _core.layer_norm_backward(floats(3, M, N), x, _core.layer_norm_forward(x, gamma, None, 1e-5)[1], gamma)
+        stats = _core.layer_norm_forward(x, gamma, None, 1e-5)[1]
+        yield from _core.layer_norm_backward(floats(3, M, N), x, stats, gamma)
 
 
 @kernel

@@ -12,9 +12,9 @@ def tiny(seed=0, scale=0.3, **changes):
     config = {"vocab_size": 11, "block_size": 8, "n_layer": 2, "n_head": 2, "n_embd": 12} | changes
     gpt = cmha.GPT(cmha.GPTConfig(**config))
     rng = np.random.default_rng(seed)
-    gpt.load_state_dict({
-        name: (scale * rng.standard_normal(t.shape) + (".ln_" in f".{name}" and name.endswith("weight"))).astype(np.float32)
-        for name, t in gpt.state_dict().items()})
+    state = {name: scale * rng.standard_normal(t.shape) for name, t in gpt.state_dict().items()}
+    gains = [name for name in state if "ln_" in name and name.endswith("weight")]
+    gpt.load_state_dict({name: (a + (name in gains)).astype(np.float32) for name, a in state.items()})
     gpt.eval()
     return gpt
 

@@ -57,20 +57,20 @@ def layer_norm(x, gamma, beta=0.0, eps=1e-5):
 
 def philox(seed, stream, block):
     """Philox 4x32-10 (Salmon et al. 2011): four 32-bit numbers for each block number of an array."""
-    low = np.uint64(0xFFFFFFFF)
+    low, half = np.uint64(0xFFFFFFFF), np.uint64(32)
     block = np.asarray(block, dtype=np.uint64)
-    c = [block & low, block >> np.uint64(32), np.full_like(block, stream & 0xFFFFFFFF), np.full_like(block, stream >> 32)]
+    c = [block & low, block >> half, np.full_like(block, stream & 0xFFFFFFFF), np.full_like(block, stream >> 32)]
     for i in range(10):
         k0, k1 = (seed + i * 0x9E3779B9) & 0xFFFFFFFF, ((seed >> 32) + i * 0xBB67AE85) & 0xFFFFFFFF
         p0, p1 = c[0] * np.uint64(0xD2511F53), c[2] * np.uint64(0xCD9E8D57)
-        c = [(p1 >> np.uint64(32)) ^ c[1] ^ np.uint64(k0), p1 & low, (p0 >> np.uint64(32)) ^ c[3] ^ np.uint64(k1), p0 & low]
+        c = [(p1 >> half) ^ c[1] ^ np.uint64(k0), p1 & low, (p0 >> half) ^ c[3] ^ np.uint64(k1), p0 & low]
     return np.stack(c, axis=-1)
 
 
 def dropout_factors(n, p, seed, stream, first=0):
     """0 where the draw of element first + i is below p, else 1 / (1 - p)."""
     index = np.arange(first, first + n, dtype=np.uint64)
-    draws = np.take_along_axis(philox(seed, stream, index >> np.uint64(2)), (index & np.uint64(3))[:, None].astype(int), 1)[:, 0]
+    draws = philox(seed, stream, index >> np.uint64(2))[np.arange(n), (index & np.uint64(3)).astype(int)]
     p = np.float64(np.float32(p))
     return np.where(draws < np.uint64(p * 2**32), 0.0, 1 / (1 - p))
 
@@ -160,7 +160,7 @@ def attention_gauge(q, k, v, mask=None, is_causal=False, scale=None, key_mask=No
 
 
 def multi_head_attention(w, x, n_head, n_kv_head=None, key_value=None, **options):
-    """The whole layer on a dict of weights c_q.weight, c_q.bias, ... (a missing bias is 0, a missing c_proj identity)."""
+    """The layer on a dict of weights c_q.weight, c_q.bias, ...; a missing bias is 0, a missing c_proj the identity."""
     n_kv_head = n_head if n_kv_head is None else n_kv_head
     memory = x if key_value is None else key_value
 

@@ -33,7 +33,7 @@ def weights(mha):
     return {name: array(t).astype(np.float64) for name, t in mha.state_dict().items()}
 
 
-# --- the lesson's claims ----------------------------------------------------------------------------------------------
+# --- the lesson's claims --------------------------------------------------------------------------------------------
 
 def test_eight_parameters_in_order():
     mha = MultiHeadAttention(D, H)
@@ -82,7 +82,7 @@ def test_one_step_moves_all_eight_tensors():
     opt = cmha.AdamW(mha.parameters(), lr=0.01, weight_decay=0.0)
     (mha(cmha.tensor(normal(B, T, D)), is_causal=True) ** 2).mean().backward()
     opt.step()
-    for (name, p), old in zip(mha.named_parameters(), before):
+    for (name, p), old in zip(mha.named_parameters(), before, strict=True):
         assert (array(p) != old).any(), f"{name} did not move"
 
 
@@ -93,7 +93,7 @@ def test_shifting_every_key_alike_changes_no_weight():
     assert np.abs(a - b).max() < 1e-6
 
 
-# --- values and gradients of the layer --------------------------------------------------------------------------------
+# --- values and gradients of the layer ------------------------------------------------------------------------------
 
 MASKS = {
     "none": None,
@@ -136,7 +136,7 @@ def test_gradients_of_the_layer(options, fused):
     tensors = [leaf(inputs[0]), *(dict(mha.named_parameters())[n] for n in names[1:])]
 
     def expected(x, *w):
-        full = {n: a.astype(np.float64) for n, a in state.items()} | dict(zip(names[1:], w))
+        full = {n: a.astype(np.float64) for n, a in state.items()} | dict(zip(names[1:], w, strict=True))
         return reference.multi_head_attention(full, x, H, **options)[0]
 
     gradcheck(lambda x, *w: mha(x, **given), expected, inputs, tensors=tensors)
@@ -183,7 +183,7 @@ def test_fused_is_no_worse_than_step_by_step(spread):
     assert np.abs(array(fused) - expected).max() <= 2 * worst + 4 * EPS * np.abs(v).max()
 
 
-# --- hidden keys ------------------------------------------------------------------------------------------------------
+# --- hidden keys ----------------------------------------------------------------------------------------------------
 
 def test_a_row_that_sees_nothing_is_zero():
     """B01: no 0/0, forward or backward, for a bool mask and for -inf added."""
@@ -256,7 +256,7 @@ def test_causal_mask_is_the_flag():
         same_bits(a, b)
 
 
-# --- dropout, sizes ---------------------------------------------------------------------------------------------------
+# --- dropout, sizes -------------------------------------------------------------------------------------------------
 
 def test_dropout_is_off_in_eval_mode():
     """B08."""

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import cmha
-from cmha import no_grad, nn
+from cmha import _core, nn, no_grad
 
 from .checking import array, bits, check, gradcheck, leaf, same_bits
 
@@ -22,7 +22,7 @@ def normal(*shape, seed=0):
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
-# --- order and accumulation -------------------------------------------------------------------------------------------
+# --- order and accumulation -----------------------------------------------------------------------------------------
 
 def test_each_node_runs_once_after_its_users():
     """B26: b = a^2 is used three times."""
@@ -40,7 +40,8 @@ def test_each_node_runs_once_after_its_users():
     ("diamond", lambda x: x.exp() * x.sigmoid() - x, lambda x: np.exp(x) / (1 + np.exp(-x)) - x),
     ("one input thrice", lambda x: cmha.where(x > 0, x, x * 2) / (x * x + 1),
      lambda x: np.where(x > 0, x, x * 2) / (x * x + 1)),
-    ("view of a view", lambda x: x[1:, ::2].permute(1, 0).reshape(-1) * x[0, 0], lambda x: x[1:, ::2].T.ravel() * x[0, 0]),
+    ("view of a view", lambda x: x[1:, ::2].permute(1, 0).reshape(-1) * x[0, 0],
+     lambda x: x[1:, ::2].T.ravel() * x[0, 0]),
 ])
 def test_repeated_inputs(name, call, reference):
     gradcheck(call, reference, [normal(3, 5)])
@@ -86,14 +87,15 @@ def test_two_backward_runs_give_the_same_bits():
     assert len(found) == 1
 
 
-# --- broadcasting and axes --------------------------------------------------------------------------------------------
+# --- broadcasting and axes ------------------------------------------------------------------------------------------
 
 def test_broadcast_operands_get_their_own_shape():
     """B28."""
     a, b = leaf(np.ones(1, np.float32)), cmha.arange(12).float().reshape(3, 4)
     (a * b).sum().backward()
     assert a.grad.shape == (1,) and a.grad.item() == 66
-    for left, right in [((4, 1), (1, 4)), ((5,), (2, 3, 5)), ((3, 5), (2, 3, 5)), ((2, 1, 1, 7), (2, 3, 5, 7)), ((), (2, 3))]:
+    for left, right in [((4, 1), (1, 4)), ((5,), (2, 3, 5)), ((3, 5), (2, 3, 5)), ((2, 1, 1, 7), (2, 3, 5, 7)),
+                        ((), (2, 3))]:
         gradcheck(lambda x, y: x * y + x, lambda x, y: x * y + x, [normal(*left), normal(*right, seed=1)])
         gradcheck(lambda x, y: x / (y * y + 1), lambda x, y: x / (y * y + 1), [normal(*left), normal(*right, seed=1)])
 
@@ -115,7 +117,7 @@ def test_reductions_expand_along_the_right_axis():
     assert x.grad.tolist() == [2] * 7
 
 
-# --- long graphs, released graphs -------------------------------------------------------------------------------------
+# --- long graphs, released graphs -----------------------------------------------------------------------------------
 
 def test_a_chain_of_100000_nodes():
     """Backward and release are loops: no depth of recursion is involved."""
@@ -170,7 +172,7 @@ def test_steps_leave_nothing_behind():
             loss.backward()
             opt.step()
             total += loss.item()
-            counts.append(live_tensors())
+            counts.append((live_tensors(), _core.pool_statistics_dict()["in_use"]))
     finally:
         gc.enable()
     assert len(set(counts[2:])) == 1 and np.isfinite(total)
@@ -208,7 +210,7 @@ def test_no_grad_is_per_thread():
     assert seen == [False] and (x * 2).requires_grad
 
 
-# --- later writes -----------------------------------------------------------------------------------------------------
+# --- later writes ---------------------------------------------------------------------------------------------------
 
 def test_writing_the_numpy_array_behind_a_tensor():
     """B32: the right gradient or an error; the gradient of the changed values is neither."""
@@ -272,5 +274,5 @@ def test_a_vjp_changes_nothing():
     dy = cmha.tensor(normal(3, 7, seed=9)).data
     first, second = vjp(dy), vjp(dy)
     assert isinstance(first, tuple) and len(first) == 3
-    for one, two in zip(first, second):
+    for one, two in zip(first, second, strict=True):
         same_bits(np.asarray(one), np.asarray(two))

@@ -34,4 +34,4 @@ def test_the_inputs_are_what_they_were():
     assert digests.digest([digests.values(1, 5, 7), digests.integers(2, 10, 11)]) == INPUTS
 
 
-INPUTS = "@"
+INPUTS = "4f7d31ef2af327d06ada335c9a1e82ccd0679bbdcd7932a8d1e40744112f0a61"

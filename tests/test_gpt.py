@@ -12,8 +12,7 @@ from . import reference
 from .checking import EPS, array, bits, check, leaf, same_bits
 from .models import ids, tiny, weights64
 
-
-# --- values -----------------------------------------------------------------------------------------------------------
+# --- values ---------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("changes", [{}, {"bias": False}, {"n_layer": 4, "n_head": 4, "n_embd": 64, "block_size": 32},
                                      {"n_head": 1}, {"output_projection": False}], ids=str)
@@ -90,7 +89,7 @@ def test_a_step_from_the_step_by_step_path_and_back():
     check(steps, fused.astype(np.float64), abs(fused).max(), 64)
 
 
-# --- sizes and starting values ----------------------------------------------------------------------------------------
+# --- sizes and starting values --------------------------------------------------------------------------------------
 
 def count(config):
     """GPT-2's parameters by hand: embeddings, L blocks of 12 D^2 + 13 D, the final norm."""
@@ -102,7 +101,8 @@ def test_parameter_counts():
     """B46: the tied table counts once."""
     assert GPT(GPTConfig(5, 4, 1, 1, 4)).num_parameters() == 288
     config = GPTConfig.gpt2()
-    assert (config.vocab_size, config.block_size, config.n_layer, config.n_head, config.n_embd) == (50257, 1024, 12, 12, 768)
+    assert (config.vocab_size, config.block_size) == (50257, 1024)
+    assert (config.n_layer, config.n_head, config.n_embd) == (12, 12, 768)
     assert count(config) == 124_439_808
     config = GPTConfig.gpt2_medium()
     assert (config.n_layer, config.n_head, config.n_embd) == (24, 16, 1024) and count(config) == 354_823_168
@@ -161,7 +161,7 @@ def test_dropout_in_training_only():
         assert bits(gpt(tokens)) != bits(gpt(tokens)) and bits(gpt(tokens)) != bits(plain(tokens))
 
 
-# --- ids, context -----------------------------------------------------------------------------------------------------
+# --- ids, context ---------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("make", [lambda a: a, lambda a: a.tolist(), cmha.tensor, lambda a: a.astype(np.int32),
                                   lambda a: np.asfortranarray(a), lambda a: a.astype(np.uint8)],
@@ -180,7 +180,7 @@ BAD_IDS = {
     "floats": (np.zeros((1, 3)), TypeError, "float"), "bools": (np.zeros((1, 3), bool), TypeError, "bool"),
     "too long": (np.zeros((1, 9), int), ValueError, "9"), "one axis": (np.zeros(3, int), ValueError, "(3,)"),
     "three axes": (np.zeros((1, 3, 1), int), ValueError, "(1, 3, 1)"), "text": ("abc", (TypeError, ValueError), ""),
-    "beyond int64": (np.full((1, 2), 2**63, np.uint64), (IndexError, ValueError, TypeError, OverflowError), "9223372036854775808"),
+    "beyond int64": (np.full((1, 2), 2**63, np.uint64), (IndexError, ValueError), "9223372036854775808"),
 }
 
 
@@ -225,7 +225,7 @@ def test_crop_block_size():
             gpt.crop_block_size(bad)
 
 
-# --- on disk ----------------------------------------------------------------------------------------------------------
+# --- on disk --------------------------------------------------------------------------------------------------------
 
 def test_saved_and_loaded(tmp_path):
     gpt, tokens = tiny(), ids(2, 8)
@@ -255,6 +255,7 @@ def test_hugging_face_names_and_layouts(tmp_path):
     same_bits(plain["h.1.attn.c_proj.weight"], w["h.1.attn.c_proj.weight"])
     assert plain["h.0.mlp.c_fc.weight"].shape == (12, 48) and plain["wte.weight"].shape == (11, 12)
     for prefix in ("", "transformer."):
-        save_file({prefix + name: a for name, a in plain.items() if name != "lm_head.weight"}, tmp_path / "model.safetensors")
+        renamed = {prefix + name: a for name, a in plain.items() if name != "lm_head.weight"}
+        save_file(renamed, tmp_path / "model.safetensors")
         with no_grad():
             same_bits(GPT.from_pretrained(tmp_path)(tokens), gpt(tokens))

@@ -25,7 +25,7 @@ def normal(*shape, seed=0):
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
-# --- threads (D2) -----------------------------------------------------------------------------------------------------
+# --- threads (D2) ---------------------------------------------------------------------------------------------------
 
 def test_training_with_1_2_3_4_threads():
     """Wide enough that matmul, softmax and the sums go to all threads."""
@@ -50,13 +50,18 @@ def test_two_runs_of_20_steps():
     assert digests.train(20) == digests.train(20)
 
 
-# --- batches (D3) -----------------------------------------------------------------------------------------------------
+# --- batches (D3) ---------------------------------------------------------------------------------------------------
+
+def with_constants(name, *shapes):
+    constants = [cmha.tensor(normal(*s, seed=i + 1)) for i, s in enumerate(shapes)]
+    return lambda x: make(op(name), x, *constants)
+
 
 BATCHED = {
-    "linear": (lambda x: make(op("linear"), x, cmha.tensor(normal(37, 67, seed=1)), cmha.tensor(normal(67, seed=2))), (37,)),
+    "linear": (with_constants("linear", (37, 67), (67,)), (37,)),
     "matmul": (lambda x: x @ cmha.tensor(normal(401, 19, seed=1)), (5, 401)),
     "softmax": (lambda x: x.softmax(), (1037,)),
-    "layer_norm": (lambda x: make(op("layer_norm"), x, cmha.tensor(normal(67, seed=1)), cmha.tensor(normal(67, seed=2))), (67,)),
+    "layer_norm": (with_constants("layer_norm", (67,), (67,)), (67,)),
     "gelu": (lambda x: x.gelu(), (37,)),
     "attention": (lambda x: cmha.scaled_dot_product_attention(x, x, x, is_causal=True), (2, 37, 16)),
 }
@@ -102,7 +107,7 @@ def test_alignment_changes_no_bit():
     assert len(found) == 1
 
 
-# --- instruction sets (D9) --------------------------------------------------------------------------------------------
+# --- instruction sets (D9) ------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("variant", ["base", "avx2", "avx512", "neon"])
 def test_every_instruction_set(variant):

@@ -23,8 +23,9 @@ def filled(n=5, capacity=8, batch=3):
 
 
 def step(cache, n=1, batch=3, seed=2):
+    k, v = (cmha.tensor(normal(batch, 2, n, 4, seed=s)) for s in (seed, seed + 1))
     with no_grad():
-        return cache.append(cmha.tensor(normal(batch, 2, n, 4, seed=seed)), cmha.tensor(normal(batch, 2, n, 4, seed=seed + 1)))
+        return cache.append(k, v)
 
 
 def cuts(n):
@@ -46,7 +47,7 @@ def run(gpt, tokens, pieces, cache=None):
     return np.concatenate(found, axis=1)
 
 
-# --- the same bits ----------------------------------------------------------------------------------------------------
+# --- the same bits --------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("batch", [1, 2])
 def test_every_cut_gives_the_bits_of_the_full_pass(batch):
@@ -113,7 +114,7 @@ def test_ragged_ids_are_refused():
     assert "\n" not in str(caught.value) and len(str(caught.value)) <= 300
 
 
-# --- moving rows, going back ------------------------------------------------------------------------------------------
+# --- moving rows, going back ----------------------------------------------------------------------------------------
 
 def test_truncate_and_reset_go_back_in_time():
     gpt, tokens = tiny(), ids(2, 8)
@@ -152,7 +153,7 @@ def test_a_copy_is_a_branch():
     same_bits(right, run(gpt, np.concatenate([tokens, b], axis=1), [7])[:, 4:])
 
 
-# --- what is refused --------------------------------------------------------------------------------------------------
+# --- what is refused ------------------------------------------------------------------------------------------------
 
 def state(cache):
     """Length and contents: what one more key sees of the past."""

@@ -1,7 +1,7 @@
 """Negative controls: a checker that passes a wrong kernel is a failed test.
 
-Each entry is a check, the right formula and a wrong one. The check must pass with the first and fail with the second. Wrong
-values stand in the reference (the comparison is symmetric), wrong gradients in the op's vjp. (G6)
+Each entry is a check, the right formula and a wrong one. The check must pass with the first and fail with the second.
+Wrong values stand in the reference (the comparison is symmetric), wrong gradients in the op's vjp. (G6)
 """
 
 import math
@@ -25,7 +25,7 @@ def normal(*shape, seed=0):
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
-# --- checks: each takes the formula under trial -------------------------------------------------------------------------
+# --- checks: each takes the formula under trial ---------------------------------------------------------------------
 
 def attention_value(attention, T=7, S=11, is_causal=True):
     inputs = normal(2, 3, T, 5), normal(2, 3, S, 5, seed=1), normal(2, 3, S, 5, seed=2)
@@ -125,7 +125,7 @@ def same(formula):
     return formula
 
 
-# --- wrong formulas ---------------------------------------------------------------------------------------------------
+# --- wrong formulas -------------------------------------------------------------------------------------------------
 
 def unscaled(q, k, v, **options):
     return reference.attention(q, k, v, scale=1.0, **options)
@@ -222,7 +222,7 @@ def mean_without_count(dy, gradients, arrays):
 
 def last_id_wins(dy, gradients, arrays):
     dw, d = np.array(gradients[0]), np.asarray(dy)
-    for i, row in zip(np.asarray(arrays[1]), d):
+    for i, row in zip(np.asarray(arrays[1]), d, strict=True):
         dw[i] = row
     return _core.copy(_core.from_buffer(dw)), None
 
@@ -235,8 +235,8 @@ def counted_once(gpt, tokens, targets, gradient):
         moved = [w["wte.weight"].copy() for _ in range(2)]
         moved[0][place] += 1e-5
         moved[1][place] -= 1e-5
-        plus, minus = (reference.gpt_loss(w | {"wte.weight": m, "lm_head.weight": w["wte.weight"]}, tokens, targets, 2, 2)
-                       for m in moved)
+        untied = w | {"lm_head.weight": w["wte.weight"]}
+        plus, minus = (reference.gpt_loss(untied | {"wte.weight": m}, tokens, targets, 2, 2) for m in moved)
         table[place] = (plus - minus) / 2e-5
     return gradient | {"wte.weight": table}
 
@@ -288,7 +288,8 @@ MUTATIONS = {
     "mean's gradient without 1/n": (gradient_of("mean", lambda x: x.mean(axis=1), (3, 5), axes=(1,)), same,
                                     changed_vjp(mean_without_count)),
     "repeated ids overwrite instead of adding": (
-        gradient_of("embedding", reference.embedding, (5, 3), np.array([1, 4, 1, 1, 2])), same, changed_vjp(last_id_wins)),
+        gradient_of("embedding", reference.embedding, (5, 3), np.array([1, 4, 1, 1, 2])), same,
+        changed_vjp(last_id_wins)),
 }
 
 

@@ -63,7 +63,7 @@ def test_layout_changes_no_bit(case, shapes, layout):
     same_bits(y, expected)
     if case.gradient:
         dy = np.random.default_rng(1).standard_normal(y.shape).astype(np.float32)
-        for got, wanted in zip(gradients(case.call, views, dy), gradients(case.call, packed, dy)):
+        for got, wanted in zip(gradients(case.call, views, dy), gradients(case.call, packed, dy), strict=True):
             same_bits(got, wanted)
 
 

@@ -62,13 +62,15 @@ def test_imports_go_downward(path):
 
 def test_no_cycles_between_modules():
     graph = {}
-    names = {".".join(("cmha", *p.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__"): p for p in MODULES}
+    dotted = [".".join(("cmha", *p.relative_to(SOURCE).with_suffix("").parts)) for p in MODULES]
+    names = {name.removesuffix(".__init__"): p for name, p in zip(dotted, MODULES, strict=True)}
     for name, path in names.items():
         tree = ast.parse(path.read_text(encoding="utf-8"))
         found = set()
         for node in tree.body:                              # imports inside functions cannot close a cycle at import
             if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("cmha"):
-                found |= {f"{node.module}.{a.name}" if f"{node.module}.{a.name}" in names else node.module for a in node.names}
+                inner = {f"{node.module}.{a.name}" for a in node.names} & set(names)
+                found |= inner or {node.module}
         graph[name] = {f for f in found if f in names and f != "cmha"} - {name}
     done, path = set(), []
 

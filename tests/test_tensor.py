@@ -17,7 +17,7 @@ def counting(*shape):
     return np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
 
 
-# --- what splitting heads needs ---------------------------------------------------------------------------------------
+# --- what splitting heads needs -------------------------------------------------------------------------------------
 
 def test_permute():
     """Permute moves strides, never data."""
@@ -79,7 +79,7 @@ def test_split_then_merge_is_identity(B, T, H, hd):
     same_bits(nn.merge_heads(heads, H), a)
 
 
-# --- the NumPy border -------------------------------------------------------------------------------------------------
+# --- the NumPy border -----------------------------------------------------------------------------------------------
 
 FOREIGN = {
     "reversed": np.arange(3, dtype=np.float32)[::-1],
@@ -175,7 +175,7 @@ def test_truth_and_iteration():
     assert [r.tolist() for r in rows] == [[0, 1, 2], [3, 4, 5]]
 
 
-# --- layouts, empty axes, hard numbers --------------------------------------------------------------------------------
+# --- layouts, empty axes, hard numbers ------------------------------------------------------------------------------
 
 def test_softmax_of_a_transposed_view():
     """B12: logical rows, not stored ones."""
@@ -208,7 +208,8 @@ def test_reductions_over_an_empty_axis():
         assert np.isnan(array(x.mean(axis=1))).all()
 
 
-@pytest.mark.parametrize("row", [3000 + 0.01 * np.arange(8), [50000, 50002, 50004, 50010], [-7000, -7001, -7003, -7007]])
+@pytest.mark.parametrize("row", [3000 + 0.01 * np.arange(8), [50000, 50002, 50004, 50010],
+                                 [-7000, -7001, -7003, -7007]])
 def test_layer_norm_with_a_large_mean(row):
     """B24: two passes; the variance of these rows in one pass is nonsense."""
     x = np.asarray(row, dtype=np.float32)
@@ -217,7 +218,7 @@ def test_layer_norm_with_a_large_mean(row):
     assert np.abs(array(y) - expected).max() < 1e-3
 
 
-# --- against NumPy, on whatever hypothesis finds ------------------------------------------------------------------------
+# --- against NumPy, on whatever hypothesis finds --------------------------------------------------------------------
 
 @st.composite
 def views(draw):

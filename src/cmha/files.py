@@ -33,8 +33,8 @@ class _Counted:
 def write_atomically(path, write):
     """Calls write(file) and puts the result at path in one step: a reader sees the old file or the new one, no mixture.
 
-    A link is followed: the file it points to is replaced. Any failure removes the temp file and is raised again, with
-    path as its file name.
+    A link is followed: the file it points to is replaced. Any failure removes the temp file and is raised again, an
+    OSError with path as its file name.
     """
     path = os.path.realpath(path)
     folder, name = os.path.split(path)
@@ -50,8 +50,9 @@ def write_atomically(path, write):
                 raise
             _sync_folder(folder)
         except OSError as error:
-            error.filename, error.filename2 = path, None
-            raise
+            if error.errno is None:
+                raise
+            raise OSError(error.errno, error.strerror, path) from error  # the same class, the name asked for
 
 
 def _write_temp(temp, write):

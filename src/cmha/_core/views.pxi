@@ -171,7 +171,10 @@ def index_view(Array x not None, index):
                 out.dims[nd], out.steps[nd] = x.dims[axis], x.steps[axis]
                 axis += 1
             else:
-                start, stop, step = item.indices(x.dims[axis])
+                try:
+                    start, stop, step = item.indices(x.dims[axis])
+                except (TypeError, ValueError) as error:        # a step of 0, a bound that is no int
+                    raise type(error)(f"[index] {error}; got {str(item)[:80]}") from None
                 count_of = len(range(start, stop, step))
                 out.dims[nd] = count_of
                 out.steps[nd] = x.steps[axis] * step if count_of > 1 else x.steps[axis]

@@ -7,7 +7,9 @@ SIGTERM, 141 when the reader of stdout has left.
 
 import importlib
 import os
+import signal
 import sys
+import threading
 
 from cmha.cli.options import Parser, UsageError
 
@@ -22,6 +24,21 @@ COMMANDS = {
 def main(argv=None):
     """Runs a command and returns its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if threading.current_thread() is not threading.main_thread():  # Python allows handlers only there
+        return _guarded(arguments)
+    before = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        return _guarded(arguments)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _terminate(number, frame):
+    raise SystemExit(128 + number)
+
+
+def _guarded(arguments):
+    """Runs a command; whatever it ends with becomes an exit code and at most one line."""
     if sys.stdout is not None and hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")  # any text prints in any locale
     try:
@@ -34,6 +51,8 @@ def main(argv=None):
         return 141
     except KeyboardInterrupt:
         return 130
+    except SystemExit as ended:
+        return ended.code
     except UsageError as error:
         return _fail(error, 2)
     except Exception as error:
@@ -103,10 +122,14 @@ def _fail(error, code):
 
 
 def _drop_stdout():
-    """What is still in stdout's buffer has no way out; left there it would fail once more at exit."""
+    """What has no way out of stdout's buffer would fail once more at exit: send it nowhere."""
     try:
+        sys.stdout.flush()
+    except (OSError, ValueError, AttributeError):  # a full disk, a reader that left, closed, none at all
+        try:
+            number = sys.stdout.fileno()
+        except (OSError, ValueError, AttributeError):  # not a file
+            return
         sink = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(sink, sys.stdout.fileno())
+        os.dup2(sink, number)
         os.close(sink)
-    except (OSError, ValueError, AttributeError):
-        pass

@@ -90,9 +90,11 @@ def run(args):
         _refuse_a_run(args.out)
     text = corpora.read_texts(args.text) if args.text else corpora.default_text()
     tokenizer = _tokenizer(args.tokenizer, text)
+    config = _config(args, tokenizer.vocab_size)
+    _check_memory(config)
     training, validation = corpora.split(corpora.encode_text(tokenizer, text), sizes.block_size)
     random.manual_seed(args.seed)
-    gpt = GPT(_config(args, tokenizer.vocab_size))
+    gpt = GPT(config)
     trainer = Trainer(gpt, training, validation, settings)
     trainer.folder = folder = _claim(args.out)
     tokenizer.save(folder)
@@ -135,6 +137,17 @@ def _config(args, vocab_size):
     changes = {name: value for name, value in given.items() if value is not None}
     changes |= {"dropout": args.dropout, "output_projection": args.output_projection}
     return GPTConfig.preset(args.preset, vocab_size=vocab_size, **changes)
+
+
+def _check_memory(config):
+    """Refuses a model that can never fit, before building it block by block until the machine gives up."""
+    D = config.n_embd
+    parameters = (config.vocab_size + config.block_size) * D + config.n_layer * 12 * D * D
+    need = 16 * parameters  # weight, gradient and two moments, 4 bytes each
+    have = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else need
+    if need > have:
+        got = f"{parameters:,} parameters, {need / 2**30:.1f} GiB with gradients and moments, on {have / 2**30:.1f} GiB"
+        raise MemoryError(message("train", "model must fit in memory", got))
 
 
 def _tokenizer(name, text):

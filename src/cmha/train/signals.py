@@ -19,9 +19,11 @@ class StopRequest:
 
     def _ask(self, number, frame):
         self.number = number
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        self._restore()
 
-    def __exit__(self, *_):
+    def _restore(self):
         for number, handler in self._before.items():
             signal.signal(number, handler)
+
+    def __exit__(self, *_):
+        self._restore()

@@ -4,9 +4,9 @@ High-Performance Matrix Multiplication") as BLIS arranges it (Van Zee & van de G
 
     c (m, n) = start + a (m, k) @ b (k, n), k <= KC     one block of the sum, one fma chain per output from +0
 
-A tile of MR x NR outputs lives in registers while k runs. B is read in panels of NR columns, each row of a panel one or more
-whole vectors: packed, or where it lies when its rows are contiguous. A is read one number at a time, so it needs no packing
-when one of its strides is 1 (BLIS packs it always; here a row tile of A is small enough to stay in the L1 cache).
+A tile of MR x NR outputs lives in registers while k runs. B is read in panels of NR columns, each row of a panel one or
+more whole vectors: packed, or where it lies when its rows are contiguous. A is read one number at a time, so it needs
+no packing when one of its strides is 1 (BLIS always packs it; here a row tile of A is small enough to stay in L1).
 Vectors run over columns, never over k: an output's sum does not know the shape of the tile it was in.
 */
 #ifndef CMHA_GEMM_H
@@ -18,6 +18,7 @@ Vectors run over columns, never over k: an output's sum does not know the shape 
 #define MR V_TILE_ROWS
 #define NV V_TILE_VECTORS
 #define NR (16 * NV)
+#define PANEL(k) (NR * (k) + 16) /* floats from panel to panel; a cache line more, lest they share L1's sets */
 
 /* Element (r, c) is at data + r * row + c * col. */
 typedef struct { const float *data; ptrdiff_t row, col; } view;
@@ -27,20 +28,20 @@ INLINE ptrdiff_t round_up(ptrdiff_t n, ptrdiff_t unit) { return (n + unit - 1) /
 
 /* ------------------------------------------------------------------------------------------------- packing */
 
-/* b (k, n) -> panels of NR columns: (panel, k, NR), the last panel filled with zeros up to whole vectors. */
+/* b (k, n) -> panels (k, NR), PANEL(k) floats apart, the last one filled with zeros up to whole vectors. */
 static void pack_b(float *to, view b, ptrdiff_t k, ptrdiff_t n) {
     if (b.col == 1) { /* rows are contiguous: copy vectors, row by row */
         for (ptrdiff_t p = 0; p < k; p++) {
             const float *from = b.data + p * b.row;
             for (ptrdiff_t j = 0; j < n; j += 16) {
-                float *place = to + j / NR * NR * k + p * NR + j % NR;
+                float *place = to + j / NR * PANEL(k) + p * NR + j % NR;
                 v_store(place, j + 16 <= n ? v_load(from + j) : v_load_n(from + j, (int)(n - j)));
             }
         }
         return;
     }
     for (ptrdiff_t j = 0; j < n; j += 16) {
-        float *panel = to + j / NR * NR * k + j % NR;
+        float *panel = to + j / NR * PANEL(k) + j % NR;
         int columns = (int)smaller(16, n - j);
         const float *from = b.data + j * b.col;
         ptrdiff_t p = 0;
@@ -54,17 +55,21 @@ static void pack_b(float *to, view b, ptrdiff_t k, ptrdiff_t n) {
 /* Rows of the next tile of `left` rows: MR, but the last two tiles share what is left, as a tile of one row is slow. */
 INLINE ptrdiff_t tile_rows(ptrdiff_t left) { return left >= 2 * MR ? MR : left > MR ? (left + 1) / 2 : left; }
 
-/* a (m, k) -> tiles of r = tile_rows rows: (tile, k, r); the tile of row i starts at to + i * k. */
+/* a (m, k) -> tiles of r = tile_rows rows: (tile, k, r); the tile of row i starts at to + i * k. Eight columns at a
+   time: columns are contiguous in most matrices that come here, and with large strides L1's sets hold no more. */
 static void pack_a(float *to, view a, ptrdiff_t m, ptrdiff_t k) {
-    for (ptrdiff_t i = 0, r; i < m; i += r) {
-        r = tile_rows(m - i);
-        float *tile = to + i * k;
-        const float *from = a.data + i * a.row;
-        if (a.row == 1 && r == MR)
-            for (ptrdiff_t p = 0; p < k; p++) memcpy(tile + p * MR, from + p * a.col, MR * sizeof(float));
-        else
-            for (ptrdiff_t p = 0; p < k; p++)
-                for (ptrdiff_t x = 0; x < r; x++) tile[p * r + x] = from[p * a.col + x * a.row];
+    for (ptrdiff_t p0 = 0; p0 < k; p0 += 8) {
+        const ptrdiff_t columns = smaller(8, k - p0);
+        for (ptrdiff_t i = 0, r; i < m; i += r) {
+            r = tile_rows(m - i);
+            float *place = to + i * k + p0 * r;
+            const float *from = a.data + i * a.row + p0 * a.col;
+            if (a.row == 1 && r == MR)
+                for (ptrdiff_t p = 0; p < columns; p++) memcpy(place + p * MR, from + p * a.col, MR * sizeof(float));
+            else
+                for (ptrdiff_t p = 0; p < columns; p++)
+                    for (ptrdiff_t x = 0; x < r; x++) place[p * r + x] = from[p * a.col + x * a.row];
+        }
     }
 }
 
@@ -84,19 +89,17 @@ typedef struct {
     int from_c;                       /* start from what is in c; else from +0 */
 } strip;
 
-/* r rows and v vectors of columns, `columns` of the last vector exist. r, v and by_column are constants where this is inlined,
-   so `sum` is registers. */
+/* r rows and v vectors of columns; `columns` of the last vector exist. r, v and by_column are constants where this is
+   inlined, so `sum` is registers. */
 INLINE void tile(const int r, const int v, const int by_column, const strip *s, const float *b, ptrdiff_t b_row,
                  ptrdiff_t j, int columns) {
     v16 sum[MR][NV];
     const float *a = s->a;
     const ptrdiff_t a_step = s->a_step, k = s->k;
 #pragma GCC unroll 8
-    for (int i = 0; i < r; i++) {
-        __builtin_prefetch(s->c + i * s->c_row + j, 1);
+    for (int i = 0; i < r; i++)
 #pragma GCC unroll 4
         for (int x = 0; x < v; x++) sum[i][x] = v_zero();
-    }
 #pragma GCC unroll 4
     for (ptrdiff_t p = 0; p < k; p++) {
         v16 row[NV];

@@ -13,36 +13,26 @@ Two ways through the data (the tile and packing are in gemm.h):
 #include "gemm.h"
 
 #define MC 72                      /* rows of a packed block of A: MC * KC floats are 108 KB of L2 */
-#define NC (NV == 1 ? 192 : 672)   /* columns of a packed block of B: 288 KB of a 512 KB L2, 1 MB of a 2 MB L2 (AVX-512) */
+#define NC (NV == 1 ? 192 : 672)   /* columns of a packed block of B: 288 KB of a 512 KB L2, 1 MB of 2 MB (AVX-512) */
+#define IN_PLACE 256               /* longest row that is read across where it lies: longer ones cost a page a row */
 #define ROW_STRIP 2048             /* columns of a strip when M = 1: 8 KB of L1 */
 
-typedef struct { ptrdiff_t m_tiles, n_blocks, width; } plan;
-
-/* C is cut into blocks of `width` columns, those into row tiles; threads take runs of tiles. */
-static plan plan_blocks(ptrdiff_t batch, ptrdiff_t M, ptrdiff_t N, int threads) {
-    plan p;
-    p.m_tiles = (M + MR - 1) / MR;
-    p.n_blocks = (N + NC - 1) / NC;
-    ptrdiff_t wanted = (threads + batch * p.m_tiles - 1) / (batch * p.m_tiles); /* at least a tile for every thread */
-    if (p.n_blocks < wanted) p.n_blocks = smaller(wanted, (N + NR - 1) / NR);
-    p.width = round_up((N + p.n_blocks - 1) / p.n_blocks, NR);
-    p.n_blocks = (N + p.width - 1) / p.width;
-    return p;
-}
-
 /* Floats of scratch for one thread: a block of B, a block of A. */
-static ptrdiff_t scratch_b(ptrdiff_t N, ptrdiff_t K) { return smaller(K, KC) * round_up(smaller(N, NC), NR); }
+static ptrdiff_t scratch_b(ptrdiff_t N, ptrdiff_t K) {
+    return round_up(smaller(N, NC), NR) / NR * PANEL(smaller(K, KC));
+}
 static ptrdiff_t scratch_a(ptrdiff_t M, ptrdiff_t K) { return round_up(smaller(K, KC) * smaller(M, MC), 16); }
 
 void KERNEL_NAME(matmul_scratch)(ptrdiff_t *floats, ptrdiff_t M, ptrdiff_t N, ptrdiff_t K, int threads) {
-    *floats = threads * (scratch_b(N, K) + scratch_a(M, K));
+    ptrdiff_t turned = N == 1 ? scratch_b(M, K) + scratch_a(1, K) : 0, straight = scratch_b(N, K) + scratch_a(M, K);
+    *floats = threads * (turned > straight ? turned : straight);
 }
 
 /* c (m, n), n <= NC, as one thread does it. */
-static void block_product(float *c, ptrdiff_t c_row, view a, view b, const float *bias, ptrdiff_t m, ptrdiff_t n, ptrdiff_t K,
-                          int accumulate, float *packed_b, float *packed_a) {
-    const int by_column = a.col != 1, a_in_place = a.col == 1 || (a.row == 1 && (a.col % 1024 || K < 64));
-    const int b_in_place = b.col == 1 && (m <= 2 * MR || n <= 64);
+static void block_product(float *c, ptrdiff_t c_row, view a, view b, const float *bias, ptrdiff_t m, ptrdiff_t n,
+                          ptrdiff_t K, int accumulate, float *packed_b, float *packed_a) {
+    const int by_column = a.col != 1, a_in_place = a.col == 1 || (a.row == 1 && (a.col <= IN_PLACE || n <= 2 * NR));
+    const int b_in_place = b.col == 1 && (m <= MR || (b.row <= IN_PLACE && (m <= 2 * MR || n <= 64)));
     const ptrdiff_t n_last = n % NR;
     for (ptrdiff_t k0 = 0; k0 < K; k0 += KC) { /* BLIS loop 4: blocks of the sum */
         strip s = {.c_row = c_row, .n = n, .k = smaller(KC, K - k0), .from_c = accumulate || k0 > 0};
@@ -56,8 +46,8 @@ static void block_product(float *c, ptrdiff_t c_row, view a, view b, const float
             }
         } else {
             pack_b(packed_b, b_block, s.k, n);
-            s.b = packed_b, s.b_panel = NR * s.k, s.b_row = NR;
-            s.b_last = packed_b + (n - n_last) * s.k, s.b_last_row = NR;
+            s.b = packed_b, s.b_panel = PANEL(s.k), s.b_row = NR;
+            s.b_last = packed_b + n / NR * PANEL(s.k), s.b_last_row = NR;
         }
         s.bias = k0 + KC >= K ? bias : NULL;
         for (ptrdiff_t i0 = 0; i0 < m; i0 += MC) { /* loop 3: blocks of rows */
@@ -75,34 +65,39 @@ static void block_product(float *c, ptrdiff_t c_row, view a, view b, const float
     }
 }
 
-/* c (1, n) += a (1, K) @ b (K, n) with b.col = 1, as one thread does it. */
+/* sum (n) = x (k) @ b (k, n), one block of the sum; rows of b are contiguous. */
+static void row_block(float *sum, const float *x, ptrdiff_t x_step, const float *b, ptrdiff_t b_row, ptrdiff_t k,
+                      ptrdiff_t n) {
+    const ptrdiff_t whole = n / 16 * 16;
+    ptrdiff_t p = 0;
+    memset(sum, 0, sizeof(float) * (size_t)whole);
+    for (; p + 4 <= k; p += 4) { /* four rows of b for one pass over the sums */
+        const float *b0 = b + p * b_row, *b1 = b0 + b_row, *b2 = b1 + b_row, *b3 = b2 + b_row;
+        const v16 x0 = v_set1(x[p * x_step]), x1 = v_set1(x[(p + 1) * x_step]);
+        const v16 x2 = v_set1(x[(p + 2) * x_step]), x3 = v_set1(x[(p + 3) * x_step]);
+        for (ptrdiff_t j = 0; j < whole; j += 16) {
+            v16 s = v_fma(x1, v_load(b1 + j), v_fma(x0, v_load(b0 + j), v_load(sum + j)));
+            v_store(sum + j, v_fma(x3, v_load(b3 + j), v_fma(x2, v_load(b2 + j), s)));
+        }
+    }
+    for (; p < k; p++)
+        for (ptrdiff_t j = 0; j < whole; j += 16)
+            v_store(sum + j, v_fma(v_set1(x[p * x_step]), v_load(b + p * b_row + j), v_load(sum + j)));
+    if (whole < n) {
+        const int left = (int)(n - whole);
+        v16 s = v_zero();
+        for (p = 0; p < k; p++) s = v_fma(v_set1(x[p * x_step]), v_load_n(b + p * b_row + whole, left), s);
+        v_store_n(sum + whole, s, left);
+    }
+}
+
+/* c (1, n) = a (1, K) @ b (K, n) with b.col = 1, as one thread does it. */
 static void row_product(float *c, view a, view b, const float *bias, ptrdiff_t n, ptrdiff_t K, int accumulate) {
     float sum[ROW_STRIP];
     for (ptrdiff_t j0 = 0; j0 < n; j0 += ROW_STRIP) {
-        ptrdiff_t columns = smaller(ROW_STRIP, n - j0), whole = columns / 16 * 16;
-        int left = (int)(columns - whole);
+        const ptrdiff_t columns = smaller(ROW_STRIP, n - j0);
         for (ptrdiff_t k0 = 0; k0 < K; k0 += KC) {
-            ptrdiff_t k = smaller(KC, K - k0);
-            memset(sum, 0, sizeof(float) * (size_t)columns);
-            for (ptrdiff_t p = 0, rows; p < k; p += rows) { /* four rows of b for one pass over the sums */
-                const float *from = b.data + (k0 + p) * b.row + j0, *x = a.data + (k0 + p) * a.col;
-                rows = k - p >= 4 ? 4 : 1;
-                if (rows == 4) {
-                    v16 x0 = v_set1(x[0]), x1 = v_set1(x[a.col]), x2 = v_set1(x[2 * a.col]), x3 = v_set1(x[3 * a.col]);
-                    const float *b1 = from + b.row, *b2 = b1 + b.row, *b3 = b2 + b.row;
-                    for (ptrdiff_t j = 0; j < whole; j += 16) {
-                        v16 s = v_fma(x1, v_load(b1 + j), v_fma(x0, v_load(from + j), v_load(sum + j)));
-                        v_store(sum + j, v_fma(x3, v_load(b3 + j), v_fma(x2, v_load(b2 + j), s)));
-                    }
-                } else {
-                    v16 x0 = v_set1(x[0]);
-                    for (ptrdiff_t j = 0; j < whole; j += 16)
-                        v_store(sum + j, v_fma(x0, v_load(from + j), v_load(sum + j)));
-                }
-                for (ptrdiff_t q = 0; left && q < rows; q++)
-                    v_store_n(sum + whole, v_fma(v_set1(x[q * a.col]), v_load_n(from + q * b.row + whole, left),
-                                                 v_load_n(sum + whole, left)), left);
-            }
+            row_block(sum, a.data + k0 * a.col, a.col, b.data + k0 * b.row + j0, b.row, smaller(KC, K - k0), columns);
             for (ptrdiff_t j = 0; j < columns; j++) c[j0 + j] = (accumulate || k0 ? c[j0 + j] : 0.0f) + sum[j];
         }
         for (ptrdiff_t j = 0; bias && j < columns; j++) c[j0 + j] += bias[j0 + j];
@@ -117,30 +112,63 @@ static void no_product(float *c, const float *bias, ptrdiff_t n, int accumulate)
     }
 }
 
-void KERNEL_NAME(matmul)(const cmha_matrix *c, const cmha_matrix *a, const cmha_matrix *b, const float *bias, ptrdiff_t batch,
-                         ptrdiff_t M, ptrdiff_t N, ptrdiff_t K, int accumulate, float *scratch, int threads) {
+/* One call and how it is cut: C into blocks of `width` columns, those into row tiles; a thread takes a run of tiles. */
+typedef struct {
+    const cmha_matrix *c, *a, *b;
+    const float *bias;
+    ptrdiff_t batch, M, N, K, m_tiles, n_blocks, width;
+    int accumulate;
+    float *scratch;
+} job;
+
+static void plan(job *w, int threads) {
+    /* few rows and b transposed: a panel is packed and used up while it is in L1 */
+    const ptrdiff_t widest = w->M == 1 && w->b->col == 1 ? ROW_STRIP : w->M <= MR && w->b->col != 1 ? NR : NC;
+    w->m_tiles = (w->M + MR - 1) / MR;
+    w->n_blocks = (w->N + widest - 1) / widest;
+    if (threads > 1) { /* at least a tile for every thread */
+        ptrdiff_t tiles = w->batch * w->m_tiles, wanted = (threads + tiles - 1) / tiles;
+        if (w->n_blocks < wanted) w->n_blocks = smaller(wanted, (w->N + NR - 1) / NR);
+    }
+    w->width = round_up((w->N + w->n_blocks - 1) / w->n_blocks, NR);
+    w->n_blocks = (w->N + w->width - 1) / w->width;
+}
+
+static void run_share(const job *w) {
+    const ptrdiff_t size_b = scratch_b(w->N, w->K), size_a = scratch_a(w->M, w->K);
+    float *packed_b = w->scratch + thread_number() * (size_b + size_a);
+    ptrdiff_t begin, end;
+    thread_share(w->batch * w->n_blocks * w->m_tiles, 1, &begin, &end);
+    for (ptrdiff_t t = begin, run; t < end; t += run) { /* BLIS loop 5 and the batch: a run of row tiles in one block */
+        ptrdiff_t tile = t % w->m_tiles, block = t / w->m_tiles % w->n_blocks, item = t / w->m_tiles / w->n_blocks;
+        run = smaller(end - t, w->m_tiles - tile);
+        ptrdiff_t i = tile * MR, m = smaller(run * MR, w->M - i), j = block * w->width, n = smaller(w->width, w->N - j);
+        float *c = w->c->data + w->c->offsets[item] + i * w->c->row + j;
+        view a = {w->a->data + w->a->offsets[item] + i * w->a->row, w->a->row, w->a->col};
+        view b = {w->b->data + w->b->offsets[item] + j * w->b->col, w->b->row, w->b->col};
+        const float *bias = w->bias ? w->bias + j : NULL;
+        if (w->K == 0)
+            for (ptrdiff_t r = 0; r < m; r++) no_product(c + r * w->c->row, bias, n, w->accumulate);
+        else if (w->M == 1 && b.col == 1 && n >= 16)
+            row_product(c, a, b, bias, n, w->K, w->accumulate);
+        else
+            block_product(c, w->c->row, a, b, bias, m, n, w->K, w->accumulate, packed_b, packed_b + size_b);
+    }
+}
+
+void KERNEL_NAME(matmul)(const cmha_matrix *c, const cmha_matrix *a, const cmha_matrix *b, const float *bias,
+                         ptrdiff_t batch, ptrdiff_t M, ptrdiff_t N, ptrdiff_t K, int accumulate, float *scratch,
+                         int threads) {
     if (batch == 0 || M == 0 || N == 0) return;
-    const plan p = plan_blocks(batch, M, N, threads);
-    const ptrdiff_t size_b = scratch_b(N, K), size = size_b + scratch_a(M, K);
-    CMHA_PARALLEL(threads) {
-        ptrdiff_t begin, end;
-        thread_share(batch * p.n_blocks * p.m_tiles, 1, &begin, &end);
-        float *mine = scratch + thread_number() * size;
-        for (ptrdiff_t t = begin, run; t < end; t += run) { /* BLIS loop 5, and the batch: a run of row tiles in one block */
-            ptrdiff_t tile = t % p.m_tiles, block = t / p.m_tiles % p.n_blocks, item = t / p.m_tiles / p.n_blocks;
-            run = smaller(end - t, p.m_tiles - tile);
-            ptrdiff_t i = tile * MR, m = smaller(run * MR, M - i), j = block * p.width, n = smaller(p.width, N - j);
-            float *to = c->data + c->offsets[item] + i * c->row + j;
-            view from_a = {a->data + a->offsets[item] + i * a->row, a->row, a->col};
-            view from_b = {b->data + b->offsets[item] + j * b->col, b->row, b->col};
-            const float *add = bias ? bias + j : NULL;
-            if (K == 0)
-                for (ptrdiff_t r = 0; r < m; r++) no_product(to + r * c->row, add, n, accumulate);
-            else if (M == 1 && b->col == 1)
-                row_product(to, from_a, from_b, add, n, K, accumulate);
-            else
-                block_product(to, c->row, from_a, from_b, add, m, n, K, accumulate, mine, mine + size_b);
-        }
+    job w = {c, a, b, bias, batch, M, N, K, 0, 0, 0, accumulate, scratch};
+    cmha_matrix a_turned = {b->data, b->offsets, b->col, b->row}, b_turned = {a->data, a->offsets, a->col, a->row};
+    const int turned = N == 1 && M > 1 && c->row == 1 && !bias; /* one column is the row of the transposed product */
+    if (turned) w.a = &a_turned, w.b = &b_turned, w.M = 1, w.N = M;
+    plan(&w, threads);
+    if (threads > 1) {
+        CMHA_PARALLEL(threads) run_share(&w);
+    } else {
+        run_share(&w); /* entering a region costs as much as a small product */
     }
 }
 
@@ -156,7 +184,8 @@ void KERNEL_NAME(matmul_naive)(const cmha_matrix *c, const cmha_matrix *a, const
                 if (!accumulate) *y = 0.0f;
                 for (ptrdiff_t k0 = 0; k0 < K; k0 += KC) {
                     float sum = 0.0f;
-                    for (ptrdiff_t p = k0; p < smaller(K, k0 + KC); p++) sum = f_fma(row[p * a->col], column[p * b->row], sum);
+                    for (ptrdiff_t p = k0; p < smaller(K, k0 + KC); p++)
+                        sum = f_fma(row[p * a->col], column[p * b->row], sum);
                     *y += sum;
                 }
                 if (bias) *y += bias[j];

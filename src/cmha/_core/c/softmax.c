@@ -7,11 +7,11 @@ Softmax and log-softmax over the last axis.
 
 x, y, dx, dy   (M, N), contiguous
 
-Order of the three sums: rows.h; the terms dy_k y_k are fused into their lane. The sum is rounded to float once, 1 / S and
-log S are taken from it in double. Threads take whole rows.
+All three sums are in the order of sums.h, rounded to float once; 1 / S and log S are taken from S in double. Threads
+take whole rows.
 
-A row of -inf only (every key masked) gives zeros, and -inf from log-softmax, with gradient 0; a NaN or +inf makes its own
-row NaN.
+A row of -inf only (every key masked) gives zeros, and -inf from log-softmax, with gradient 0; a NaN or +inf makes its
+own row NaN.
 */
 #include "variant.h"
 #include "rows.h"
@@ -39,16 +39,9 @@ void KERNEL_NAME(softmax_forward)(float *y, const float *x, ptrdiff_t M, ptrdiff
     }
 }
 
-/* Zeros beyond the end add nothing: 0 * 0 + lane is the lane. */
 static void softmax_backward_row(float *restrict dx, const float *restrict dy, const float *restrict y, ptrdiff_t N) {
     double total = 0;
-    for (ptrdiff_t begin = 0; begin < N; begin += SUM_BLOCK) {
-        ptrdiff_t end = block_end(begin, N);
-        v16 lanes = v_zero();
-        for (ptrdiff_t j = begin; j < end; j += 16)
-            lanes = v_fma(v_load_up_to(dy + j, end - j), v_load_up_to(y + j, end - j), lanes);
-        total += (double)v_sum(lanes);
-    }
+    LANE_SUM(total, N, v_mul(part_load(dy + i, width), part_load(y + i, width)))
     v16 mean = v_set1((float)total);
     for (ptrdiff_t j = 0; j < N; j += 16) {
         v16 centred = v_sub(v_load_up_to(dy + j, N - j), mean);
@@ -83,18 +76,14 @@ void KERNEL_NAME(log_softmax_forward)(float *y, const float *x, ptrdiff_t M, ptr
     }
 }
 
-static void log_softmax_backward_row(float *restrict dx, const float *restrict dy, const float *restrict y, ptrdiff_t N) {
+static void log_softmax_backward_row(float *restrict dx, const float *restrict dy, const float *restrict y,
+                                     ptrdiff_t N) {
     if (row_highest(y, N) == -INFINITY && !row_has_nan(y, N)) {
         row_fill(dx, 0.0f, N);
         return;
     }
     double total = 0;
-    for (ptrdiff_t begin = 0; begin < N; begin += SUM_BLOCK) {
-        ptrdiff_t end = block_end(begin, N);
-        v16 lanes = v_zero();
-        for (ptrdiff_t j = begin; j < end; j += 16) lanes = v_add(lanes, v_load_up_to(dy + j, end - j));
-        total += (double)v_sum(lanes);
-    }
+    LANE_SUM(total, N, part_load(dy + i, width))
     v16 minus_sum = v_set1(-(float)total);
     for (ptrdiff_t j = 0; j < N; j += 16) {
         v16 weight = v_exp_negative(v_load_up_to(y + j, N - j));
@@ -102,7 +91,8 @@ static void log_softmax_backward_row(float *restrict dx, const float *restrict d
     }
 }
 
-void KERNEL_NAME(log_softmax_backward)(float *dx, const float *dy, const float *y, ptrdiff_t M, ptrdiff_t N, int threads) {
+void KERNEL_NAME(log_softmax_backward)(float *dx, const float *dy, const float *y, ptrdiff_t M, ptrdiff_t N,
+                                       int threads) {
     CMHA_PARALLEL(threads) {
         ptrdiff_t begin, end;
         thread_share(M, 1, &begin, &end);

@@ -11,8 +11,8 @@ One function of one element: exp, log, sqrt, tanh, sigmoid, relu, abs, negative,
 
 x, y, dx, dy   (n), contiguous. NaN stays NaN forward, in relu and clip too, as with NumPy's maximum.
 
-Every element goes through a vector, the last ones through a vector filled up with zeros, so a value never depends on its
-place. Threads take whole vectors.
+Every element goes through a vector, the last ones through a vector filled up with zeros, so a value never depends on
+its place. Threads take whole vectors.
 */
 #include "variant.h"
 #include "vmath.h"

@@ -1,0 +1,126 @@
+# Matrix products. A transposed operand is the same kernel with its two strides swapped: nothing is copied.
+
+cdef extern from "dispatch.h" nogil:
+    ctypedef struct cmha_matrix:
+        float *data
+        const Py_ssize_t *offsets
+        Py_ssize_t row, col
+    void cmha_matmul(const cmha_matrix *c, const cmha_matrix *a, const cmha_matrix *b, const float *bias, Py_ssize_t batch,
+                     Py_ssize_t M, Py_ssize_t N, Py_ssize_t K, int accumulate, float *scratch, int threads) noexcept
+    void cmha_matmul_naive(const cmha_matrix *c, const cmha_matrix *a, const cmha_matrix *b, const float *bias,
+                           Py_ssize_t batch, Py_ssize_t M, Py_ssize_t N, Py_ssize_t K, int accumulate) noexcept
+    void cmha_matmul_scratch(Py_ssize_t *floats, Py_ssize_t M, Py_ssize_t N, Py_ssize_t K, int threads) noexcept
+
+
+cdef Array product(Array a, Array b, bint naive):
+    """(..., M, K) @ (..., K, N) with broadcast leading axes, and 1-D arguments as NumPy takes them."""
+    if a.nd == 0 or b.nd == 0:
+        raise ValueError(f"[matmul] needs at least one axis each; got a {dims_tuple(a)}, b {dims_tuple(b)}")
+    cdef Array x = as_float(a), w = as_float(b)
+    if x.nd == 1:
+        x = reshape(x, (1, x.dims[0]))
+    if w.nd == 1:
+        w = reshape(w, (w.dims[0], 1))
+    if x.dims[x.nd - 1] != w.dims[w.nd - 2]:
+        raise ValueError(f"[matmul] inner sizes must match; got a {dims_tuple(a)} @ b {dims_tuple(b)}: "
+                         f"{x.dims[x.nd - 1]} != {w.dims[w.nd - 2]}")
+    cdef Py_ssize_t M = x.dims[x.nd - 2], K = x.dims[x.nd - 1], N = w.dims[w.nd - 1], batch = 1
+    cdef Py_ssize_t[MAX_NDIM] dims
+    cdef int lead = max(x.nd, w.nd) - 2, i
+    cdef Py_ssize_t from_x, from_w
+    for i in range(lead):
+        from_x = x.dims[i - lead + x.nd - 2] if i >= lead + 2 - x.nd else 1
+        from_w = w.dims[i - lead + w.nd - 2] if i >= lead + 2 - w.nd else 1
+        if from_x != from_w and from_x != 1 and from_w != 1:
+            raise ValueError(f"[matmul] leading sizes must broadcast; got a {dims_tuple(a)} @ b {dims_tuple(b)}")
+        dims[i] = from_w if from_x == 1 else from_x
+        batch *= dims[i]
+    dims[lead], dims[lead + 1] = M, N
+    cdef Array y = new_array(FLOAT, lead + 2, dims)
+    if w.nd == 2 and x.nd > 2:              # one tall matrix instead of many short ones
+        run_product(y, reshape(x, (batch * M, K)), w, 1, batch * M, N, K, NULL, naive)
+    else:
+        run_product(y, x, w, batch, M, N, K, NULL, naive)
+    if a.nd == 1 or b.nd == 1:
+        shape = dims_tuple(y)[:lead] + ((M,) if a.nd > 1 else ()) + ((N,) if b.nd > 1 else ())
+        y = reshape(y, shape)
+    return y
+
+
+cdef void fill_offsets(Py_ssize_t *offsets, Array x, Array y):
+    """Where each matrix of x starts, one entry per matrix of y (leading axes in row-major order, size 1 repeated)."""
+    cdef Py_ssize_t batch = 1, n, i, j, rest, lead = y.nd - 2, missing = y.nd - x.nd
+    for i in range(lead):
+        batch *= y.dims[i]
+    for n in range(batch):
+        rest, offsets[n] = n, 0
+        for i in range(lead - 1, -1, -1):
+            j = i - missing
+            if j >= 0 and x.dims[j] != 1:
+                offsets[n] += rest % y.dims[i] * x.steps[j]
+            rest //= y.dims[i]
+
+
+cdef int run_product(Array y, Array x, Array w, Py_ssize_t batch, Py_ssize_t M, Py_ssize_t N, Py_ssize_t K,
+                     const float *bias, bint naive) except -1:
+    cdef Py_ssize_t zero = 0, needed, i
+    cdef Array places, scratch
+    cdef Py_ssize_t *offsets = &zero
+    cdef int threads = gate_flops(2.0 * batch * M * N * K)
+    cdef cmha_matrix c, a, b
+    c.offsets = a.offsets = b.offsets = offsets
+    if batch > 1:
+        places = new_vector(INT64, 3 * batch)
+        offsets = <Py_ssize_t *>places.data
+        for i in range(batch):
+            offsets[i] = i * M * N
+        fill_offsets(offsets + batch, x, y)
+        fill_offsets(offsets + 2 * batch, w, y)
+        c.offsets, a.offsets, b.offsets = offsets, offsets + batch, offsets + 2 * batch
+    c.data, c.row, c.col = floats(y), N, 1
+    a.data, a.row, a.col = floats(x), x.steps[x.nd - 2], x.steps[x.nd - 1]
+    b.data, b.row, b.col = floats(w), w.steps[w.nd - 2], w.steps[w.nd - 1]
+    cmha_matmul_scratch(&needed, M, N, K, threads)
+    scratch = new_vector(FLOAT, needed)
+    with nogil:
+        if naive:
+            cmha_matmul_naive(&c, &a, &b, bias, batch, M, N, K, 0)
+        else:
+            cmha_matmul(&c, &a, &b, bias, batch, M, N, K, 0, floats(scratch), threads)
+    return 0
+
+
+def matmul(Array a not None, Array b not None):
+    """a @ b; leading axes broadcast, a 1-D a is one row, a 1-D b one column."""
+    return product(a, b, False)
+
+
+def matmul_naive(Array a not None, Array b not None):
+    """The same bits by three plain loops: the oracle of the tests."""
+    return product(a, b, True)
+
+
+def linear_forward(Array x not None, Array weight not None, Array bias=None):
+    """x (..., n_in) @ weight (n_in, n_out) + bias (n_out) as one product over all rows."""
+    need("linear", "x", x, FLOAT)
+    need("linear", "weight", weight, FLOAT, 2)
+    if x.nd == 0 or x.dims[x.nd - 1] != weight.dims[0]:
+        raise ValueError(f"[linear] x must be (..., n_in) for weight (n_in, n_out); got x {dims_tuple(x)}, "
+                         f"weight {dims_tuple(weight)}")
+    cdef Py_ssize_t n_in = weight.dims[0], n_out = weight.dims[1], rows = 1
+    cdef Py_ssize_t[MAX_NDIM] dims
+    cdef Array column
+    cdef int i
+    if bias is not None:
+        need("linear", "bias", bias, FLOAT, 1)
+        if bias.dims[0] != n_out:
+            raise ValueError(f"[linear] bias must be (n_out,); got {dims_tuple(bias)}, expected ({n_out},)")
+        column = packed(bias)
+    for i in range(x.nd - 1):
+        dims[i] = x.dims[i]
+        rows *= x.dims[i]
+    dims[x.nd - 1] = n_out
+    cdef Array y = new_array(FLOAT, x.nd, dims)
+    run_product(y, x if x.nd == 2 else reshape(x, (rows, n_in)), weight, 1, rows, n_out, n_in,
+                floats(column) if bias is not None else NULL, False)
+    return y
