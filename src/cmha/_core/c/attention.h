@@ -233,7 +233,7 @@ INLINE float finish_scores(float *s, const cmha_attention *call, ptrdiff_t b, co
 /* Scores to softmax weights, in place, with what the forward pass stored for the row; hidden keys 0. */
 INLINE void finish_weights(float *s, const attention_tile *tile, int r, float row_max, float row_sum) {
     for (ptrdiff_t strip = 0; strip < tile->strips; strip++) {
-        v16 p = v_div(v_exp2(v_sub(v_load(s + 16 * strip), v_set1(row_max))), v_set1(row_sum));
+        v16 p = v_div(v_exp2_negative(v_sub(v_load(s + 16 * strip), v_set1(row_max))), v_set1(row_sum));
         unsigned bits = strip_bits(&tile->seen[r], strip);
         if (bits != 0xffffu) p = v_select(m_from_bits(bits), p, v_zero());
         v_store(s + 16 * strip, p);
