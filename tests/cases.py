@@ -25,7 +25,7 @@ def op(module, name=None):
     return getattr(import_module(f"cmha.ops.{module}"), name or module)
 
 
-# --- error bounds (the letters are of the numeric bar in CONTRIBUTING) ----------------------------------------------
+# --- error bounds: the size of what was rounded, per element (N1, N3 ... are their names in docstrings) ---------------
 
 def of_result(y, *x):
     return abs(y)
