@@ -121,10 +121,10 @@ def main(argv=None):
                 paper.row(result)
                 report["rows"].append(asdict(result))
                 sys.stdout.flush()
-    report["load_after"] = machine.load()
+                report["load_after"] = machine.load()
+                if args.json:  # after each row: what a long run has found stays when it is stopped
+                    table.write_json(args.json, report)
     print(table.legend(peaks, args, report["load_before"], report["load_after"]))
-    if args.json:
-        table.write_json(args.json, report)
     if args.plot:
         table.write_plot(args.plot, report)
     return 1 if any(r["differs"] or r["errors"] for r in report["rows"]) else 0

@@ -111,7 +111,7 @@ def full():
 def smoke():
     """One row of each op, on sizes that take no time and agree by no luck."""
     return [
-        *(_matmul(17, 23, 29, form) for form in ("nn", "nt", "tn")),
+        *(_matmul(17, 23, 29, form, None) for form in ("nn", "nt", "tn")),
         *_pair("softmax 7x33", "softmax", {"m": 7, "n": 33}),
         *_pair("layer norm 7x33", "layer_norm", {"m": 7, "n": 33}),
         *_pair("GELU 7x33", "gelu", {"m": 7, "n": 33}),
