@@ -121,16 +121,16 @@ def test_reductions_expand_along_the_right_axis():
 
 def test_a_chain_of_100000_nodes():
     """Backward and release are loops: no depth of recursion is involved."""
-    x = leaf(np.array(1.0, dtype=np.float32))
+    x, zero = leaf(np.array(1.0, dtype=np.float32)), cmha.tensor(0.0)
     y = x
     for _ in range(100_000):
-        y = y + 0.0
+        y = y + zero
     y.backward()
     assert x.grad.item() == 1
     del y
     y = x
     for _ in range(100_000):
-        y = y * 1.0
+        y = y + zero
     del y                                               # never ran backward; released all the same
 
 

@@ -44,7 +44,7 @@ def test_exact_integer_matmul(a_t, b_t):
 
 def test_exact_integer_matmul_at_the_edges_of_blocks():
     rng = np.random.default_rng(1)
-    for M, N, K in itertools.product((1, 2, 7, 97), (1, 15, 17, 129), (383, 384, 385, 768, 769, 1153, 4096)):
+    for M, N, K in itertools.product((1, 7, 97), (1, 17, 129), (383, 384, 385, 768, 769, 1153, 4096)):
         a, b = rng.integers(-8, 9, (M, K)), rng.integers(-8, 9, (K, N))
         same_bits(cmha.tensor(a) @ cmha.tensor(b), (a.astype(np.float64) @ b).astype(np.float32))
 

@@ -50,7 +50,8 @@ static double sum_rows(const double *rows, ptrdiff_t M) {
 }
 
 void KERNEL_NAME(cross_entropy)(float *loss, int64_t *count, float *dlogits, const float *logits,
-                                const int64_t *targets, ptrdiff_t M, ptrdiff_t V, int64_t ignore_index, double *rows, int threads) {
+                                const int64_t *targets, ptrdiff_t M, ptrdiff_t V, int64_t ignore_index, double *rows,
+                                int threads) {
     int64_t counted = 0;
     for (ptrdiff_t i = 0; i < M; i++) counted += targets[i] != ignore_index;
     CMHA_PARALLEL(threads) {

@@ -147,7 +147,8 @@ INLINE v16 v_gelu_slope(v16 x) {
 }
 
 /* ln x of one double for the rows of a loss: x zero, normal, infinite or NaN. m in [sqrt 1/2, sqrt 2),
-   s = (m - 1) / (m + 1), ln m = 2 (s + s^3/3 + s^5/5 + ...); plain double arithmetic, so the same bits everywhere. Relative error 4.4e-16. */
+   s = (m - 1) / (m + 1), ln m = 2 (s + s^3/3 + s^5/5 + ...); plain double arithmetic, so the same bits
+   everywhere. Relative error 4.4e-16. */
 INLINE double log_of(double x) {
     if (!(x > 0) || x - x != 0) /* zero, negative, infinite, NaN */
         return x == 0 ? -(double)INFINITY : x > 0 ? x : (double)NAN;
