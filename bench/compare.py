@@ -30,6 +30,7 @@ def parse(argv):
     add("--threads", type=_positive, default=2, metavar="N", help="threads of every side (default %(default)s)")
     add("--rounds", type=_positive, metavar="N", help="rounds per row (default 7, with --smoke 1)")
     add("--seconds", type=float, default=0.15, metavar="S", help="time of a side per round (default %(default)s)")
+    add("--best", action="store_true", help="best times instead of medians: for a machine that is not idle")
     add("--torch-python", metavar="PATH", help="the Python that has PyTorch (default: this one)")
     add("--jax-python", metavar="PATH", help="the Python that has JAX (default: this one)")
     add("--compile", action="store_true", help="also torch.compile (takes minutes, needs a C++ compiler)")
@@ -124,7 +125,7 @@ def main(argv=None):
                 report["rows"].append(asdict(result))
                 sys.stdout.flush()
     report["load_after"] = machine.load()
-    print(table.legend(peaks, args.rounds, report["load_before"], report["load_after"]))
+    print(table.legend(peaks, args, report["load_before"], report["load_after"]))
     if args.json:
         table.write_json(args.json, report)
     if args.plot:

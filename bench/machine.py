@@ -96,7 +96,7 @@ def peaks(threads, smoke=False):
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(threads) as pool:
         library = _compiled(folder)
         if library is not None:
-            n, size = 10**5 if smoke else 10**8, memory.size // threads
+            n, size = 10**5 if smoke else 2 * 10**7, memory.size // threads
             out = np.zeros((threads, 64), np.float32)
 
             def fma(i):
@@ -123,7 +123,7 @@ def peaks(threads, smoke=False):
         return {"flops": _best(pool, 1, product), "bytes": _best(pool, threads, sums), "how": how}
 
 
-def _best(pool, threads, work, rounds=5):
+def _best(pool, threads, work, rounds=20):
     rates = []
     for _ in range(rounds):
         start = time.perf_counter()

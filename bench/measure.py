@@ -58,7 +58,8 @@ class Bench:
     def measure(self, row):
         result = Result(row.name, row.kind, row.goal)
         {"time": self._time, "memory": self._memory, "import": self._whole, "size": self._whole}[row.kind](row, result)
-        result.values = {name: statistics.median(found) for name, found in result.rounds.items() if found}
+        middle = min if self.args.best else statistics.median
+        result.values = {name: middle(found) for name, found in result.rounds.items() if found}
         ours = result.values.get("cmha")
         if ours:
             result.value = ours
@@ -129,7 +130,7 @@ class Bench:
                     ask = partial(self._attempt, side, result, "time", seconds=self.args.seconds)
                     answer = others.watch(self.pool.get(side).child.pid, ask)
                     if answer:
-                        result.rounds.setdefault(side.name, []).append(answer["seconds"])
+                        result.rounds.setdefault(side.name, []).append(answer["best" if self.args.best else "seconds"])
         result.disturbed = others.share()
 
     def _memory(self, row, result):

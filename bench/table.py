@@ -103,8 +103,9 @@ cmha's time; above 100% where caches help. Of memory: bytes counted on paper ove
 before and {after} after."""
 
 
-def legend(peaks, rounds, before, after):
-    rounds = "One round" if rounds == 1 else f"Medians of {rounds} rounds"
+def legend(peaks, args, before, after):
+    rounds = "Best times" if args.best else "Medians"
+    rounds += " of one round" if args.rounds == 1 else f" of {args.rounds} rounds"
     rates = {"flops": peaks["flops"] / 1e9, "bytes": peaks["bytes"] / 1e9, "how": peaks["how"]}
     text = LEGEND.format(rounds=rounds, before=before, after=after, disturbed=DISTURBED, **rates)
     return "\n" + textwrap.fill(" ".join(text.split()), min(100, shutil.get_terminal_size().columns))

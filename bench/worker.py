@@ -3,7 +3,7 @@
     python worker.py SIDE THREADS        SIDE is cmha, numpy, torch or jax (sides/SIDE_side.py)
 
 {"do": "prepare", "row": name, "smoke": bool, "out": path}   draws the data, computes once, saves the results
-{"do": "time", "seconds": s}                                 seconds of a call, measured for about s seconds
+{"do": "time", "seconds": s}                                 seconds of a call (median, best), from about s seconds
 {"do": "memory", "calls": n}                                 peak memory of this process after n calls, in bytes
 """
 
@@ -64,7 +64,7 @@ def time_calls(run, seconds, once):
         elapsed = time.perf_counter() - start
         samples.append(elapsed / batch)
         spent += elapsed
-    return {"seconds": statistics.median(samples), "once": once}
+    return {"seconds": statistics.median(samples), "best": min(samples), "once": once}
 
 
 def peak_memory():

@@ -26,7 +26,7 @@ print(mha)
 print(f"   {len(mha.parameters())} tensors, {mha.num_parameters()} numbers")
 
 claim("2. Columns h*hd .. (h+1)*hd of W_q are head h's own projection")
-heads = split_heads(mha.c_q(x), H).numpy().reshape(B, H, T, hd)
+heads = split_heads(mha.c_q(x), H).detach().numpy().reshape(B, H, T, hd)
 for h in range(H):
     columns = slice(h * hd, (h + 1) * hd)
     alone = (x @ mha.c_q.weight[:, columns] + mha.c_q.bias[columns]).detach().numpy()

@@ -77,5 +77,5 @@ def test_trace_is_what_the_command_prints(capsys):
         return [re.sub(r" +(time|[\d,]+ us)$", "", line) for line in lines]
 
     assert without_time(rows) == without_time(printed)
-    storage = [row.split()[-4] for row in rows if "heads: " in row]
+    storage = [row.split()[-4] for row in rows if re.search("(split|merge) heads", row)]
     assert storage == 4 * ["view", "view", "copy"]  # q, k, v are split, y is merged

@@ -5,8 +5,9 @@ cdef extern from "dispatch.h" nogil:
         float *data
         const Py_ssize_t *offsets
         Py_ssize_t row, col
-    void cmha_matmul(const cmha_matrix *c, const cmha_matrix *a, const cmha_matrix *b, const float *bias, Py_ssize_t batch,
-                     Py_ssize_t M, Py_ssize_t N, Py_ssize_t K, int accumulate, float *scratch, int threads) noexcept
+    void cmha_matmul(const cmha_matrix *c, const cmha_matrix *a, const cmha_matrix *b, const float *bias,
+                     Py_ssize_t batch, Py_ssize_t M, Py_ssize_t N, Py_ssize_t K, int accumulate, float *scratch,
+                     int threads) noexcept
     void cmha_matmul_naive(const cmha_matrix *c, const cmha_matrix *a, const cmha_matrix *b, const float *bias,
                            Py_ssize_t batch, Py_ssize_t M, Py_ssize_t N, Py_ssize_t K, int accumulate) noexcept
     void cmha_matmul_scratch(Py_ssize_t *floats, Py_ssize_t M, Py_ssize_t N, Py_ssize_t K, int threads) noexcept
@@ -37,14 +38,37 @@ cdef Array product(Array a, Array b, bint naive):
         batch *= dims[i]
     dims[lead], dims[lead + 1] = M, N
     cdef Array y = new_array(FLOAT, lead + 2, dims)
-    if w.nd == 2 and x.nd > 2:              # one tall matrix instead of many short ones
-        run_product(y, reshape(x, (batch * M, K)), w, 1, batch * M, N, K, NULL, naive)
+    cdef Array tall = view_matrix(x, batch * M, K) if w.nd == 2 and x.nd > 2 else None
+    if tall is not None:                    # one tall matrix instead of many short ones
+        run_product(y, tall, w, 1, batch * M, N, K, NULL, naive)
     else:
         run_product(y, x, w, batch, M, N, K, NULL, naive)
     if a.nd == 1 or b.nd == 1:
         shape = dims_tuple(y)[:lead] + ((M,) if a.nd > 1 else ()) + ((N,) if b.nd > 1 else ())
         y = reshape(y, shape)
     return y
+
+
+cdef Array view_matrix(Array x, Py_ssize_t m, Py_ssize_t n):
+    """x as one (m, n) matrix on the same memory, or None when no strides can express it."""
+    if x.nd == 2:
+        return x
+    cdef Array out = alias(x)
+    out.nd, out.dims[0], out.dims[1] = 2, m, n
+    return out if reshape_strides(x, out) else None
+
+
+cdef inline Array as_matrix(Array x, Py_ssize_t m, Py_ssize_t n):
+    """x as one (m, n) matrix; copied only when it has to be."""
+    cdef Array out = view_matrix(x, m, n)
+    return out if out is not None else view_matrix(duplicate(x), m, n)
+
+
+cdef inline Array turned(Array x):
+    """The transpose of a matrix: its two strides swapped."""
+    cdef Array out = alias(x)
+    out.dims[0], out.dims[1], out.steps[0], out.steps[1] = x.dims[1], x.dims[0], x.steps[1], x.steps[0]
+    return out
 
 
 cdef void fill_offsets(Py_ssize_t *offsets, Array x, Array y):
@@ -100,27 +124,53 @@ def matmul_naive(Array a not None, Array b not None):
     return product(a, b, True)
 
 
-def linear_forward(Array x not None, Array weight not None, Array bias=None):
-    """x (..., n_in) @ weight (n_in, n_out) + bias (n_out) as one product over all rows."""
+cdef Py_ssize_t linear_rows(Array x, Array weight) except -1:
+    """Checks x (..., n_in) against weight (n_in, n_out); the number of rows of x."""
     need("linear", "x", x, FLOAT)
     need("linear", "weight", weight, FLOAT, 2)
     if x.nd == 0 or x.dims[x.nd - 1] != weight.dims[0]:
         raise ValueError(f"[linear] x must be (..., n_in) for weight (n_in, n_out); got x {dims_tuple(x)}, "
                          f"weight {dims_tuple(weight)}")
-    cdef Py_ssize_t n_in = weight.dims[0], n_out = weight.dims[1], rows = 1
+    cdef Py_ssize_t rows = 1
+    cdef int i
+    for i in range(x.nd - 1):
+        rows *= x.dims[i]
+    return rows
+
+
+def linear_forward(Array x not None, Array weight not None, Array bias=None):
+    """x (..., n_in) @ weight (n_in, n_out) + bias (n_out) as one product over all rows."""
+    cdef Py_ssize_t rows = linear_rows(x, weight), n_in = weight.dims[0], n_out = weight.dims[1]
     cdef Py_ssize_t[MAX_NDIM] dims
     cdef Array column
-    cdef int i
     if bias is not None:
         need("linear", "bias", bias, FLOAT, 1)
         if bias.dims[0] != n_out:
             raise ValueError(f"[linear] bias must be (n_out,); got {dims_tuple(bias)}, expected ({n_out},)")
         column = packed(bias)
-    for i in range(x.nd - 1):
-        dims[i] = x.dims[i]
-        rows *= x.dims[i]
+    memcpy(dims, x.dims, sizeof(dims))
     dims[x.nd - 1] = n_out
     cdef Array y = new_array(FLOAT, x.nd, dims)
-    run_product(y, x if x.nd == 2 else reshape(x, (rows, n_in)), weight, 1, rows, n_out, n_in,
+    run_product(y, as_matrix(x, rows, n_in), weight, 1, rows, n_out, n_in,
                 floats(column) if bias is not None else NULL, False)
     return y
+
+
+def linear_backward(Array dy not None, Array x not None, Array weight not None, bint with_bias):
+    """dx = dy W^T, dW = x^T dy and, with_bias, db = the sum of dy over all rows; transposes are swapped strides."""
+    cdef Py_ssize_t rows = linear_rows(x, weight), n_in = weight.dims[0], n_out = weight.dims[1]
+    need("linear", "dy", dy, FLOAT)
+    if dy.nd != x.nd or dy.dims[dy.nd - 1] != n_out or memcmp(dy.dims, x.dims, (x.nd - 1) * sizeof(Py_ssize_t)):
+        raise ValueError(f"[linear] dy must have the output's shape; got {dims_tuple(dy)}, "
+                         f"expected {dims_tuple(x)[:x.nd - 1] + (n_out,)}")
+    cdef Array x_rows = as_matrix(x, rows, n_in), dy_rows = as_matrix(dy, rows, n_out)
+    cdef Array dx = like(x), dweight = new_matrix(FLOAT, n_in, n_out), dbias
+    cdef int threads = gate(dy.length)
+    run_product(dx, dy_rows, turned(weight), 1, rows, n_in, n_out, NULL, False)
+    run_product(dweight, turned(x_rows), dy_rows, 1, n_in, n_out, rows, NULL, False)
+    if not with_bias:
+        return dx, dweight
+    dbias, dy_rows = new_vector(FLOAT, n_out), packed(dy_rows)
+    with nogil:
+        cmha_sum(floats(dbias), floats(dy_rows), 1, rows, n_out, 1.0, threads)
+    return dx, dweight, dbias

@@ -83,7 +83,7 @@ def run(args):
     from cmha.text import corpora
     from cmha.train import Trainer
 
-    sizes, settings = _check(args)
+    settings = _check(args)
     if args.threads is not None:
         threads.set_num_threads(args.threads)
     if args.out is not None:
@@ -92,12 +92,12 @@ def run(args):
     tokenizer = _tokenizer(args.tokenizer, text)
     config = _config(args, tokenizer.vocab_size)
     _check_memory(config)
-    training, validation = corpora.split(corpora.encode_text(tokenizer, text), sizes.block_size)
+    training, validation = corpora.split(corpora.encode_text(tokenizer, text), config.block_size)
     random.manual_seed(args.seed)
     gpt = GPT(config)
-    trainer = Trainer(gpt, training, validation, settings)
-    trainer.folder = folder = _claim(args.out)
+    folder = _claim(args.out)
     tokenizer.save(folder)
+    trainer = Trainer(gpt, training, validation, settings, folder)
     tokens = f"{len(training):,} tokens to learn from, {len(validation):,} to validate"
     _say(f"{gpt.num_parameters():,} parameters, {tokens}")
     number = trainer.run()
@@ -111,7 +111,7 @@ def run(args):
 
 
 def _check(args):
-    """Sizes and settings; whatever does not fit together is wrong usage, before a file is opened."""
+    """The settings; whatever does not fit together is wrong usage, before a file is opened."""
     from cmha.train import TrainSettings
 
     for path in args.text:
@@ -122,10 +122,10 @@ def _check(args):
     warmup_steps = min(100, args.steps // 10) if args.warmup_steps is None else args.warmup_steps
     min_lr = args.lr / 10 if args.min_lr is None else args.min_lr
     try:
-        sizes = _config(args, 256)
+        _config(args, 256)
         names = ("steps", "batch_size", "lr", "weight_decay", "grad_clip", "eval_interval", "seed")
         settings = {name: getattr(args, name) for name in names}
-        return sizes, TrainSettings(**settings, min_lr=min_lr, warmup_steps=warmup_steps)
+        return TrainSettings(**settings, min_lr=min_lr, warmup_steps=warmup_steps)
     except ValueError as error:
         raise UsageError(str(error)) from None
 

@@ -68,29 +68,32 @@ class Trainer:
     def run(self):
         from tqdm import tqdm
 
-        settings, tokens = self.settings, self.settings.batch_size * self.model.cfg.block_size
+        steps, tokens = self.settings.steps, self.settings.batch_size * self.model.cfg.block_size
         pace = 0.2 if sys.stderr and sys.stderr.isatty() else 10.0  # seconds between two looks of the bar
+        bar = tqdm(total=steps, unit="step", disable=not self.progress, mininterval=pace, dynamic_ncols=True)
         self.model.train()
-        with StopRequest() as stop, tqdm(
-            total=settings.steps, unit="step", disable=not self.progress, mininterval=pace, dynamic_ncols=True
-        ) as bar:  # fmt: skip
-            total, count, start, postfix = 0.0, 0, time.perf_counter(), {"loss": "", "val_loss": "", "tokens/s": ""}
-            while self.step < settings.steps and stop.number is None:
+        with StopRequest() as stop, bar:
+            total, count, start = 0.0, 0, time.perf_counter()  # since the last evaluation
+            while self.step < steps and stop.number is None:
                 loss, norm, lr = self._train_step()
                 total, count = total + loss, count + 1
-                speed = tokens * count / max(time.perf_counter() - start, 1e-9)
-                postfix |= {"loss": f"{total / count:.3f}", "tokens/s": f"{speed:,.0f}"}
-                bar.set_postfix(postfix, refresh=False)
+                row = {"step": self.step, "loss": total / count, "val_loss": None, "lr": lr, "grad_norm": norm}
+                row["tokens_per_second"] = tokens * count / max(time.perf_counter() - start, 1e-9)
+                self._show(bar, row)
                 bar.update()
-                done = self.step == settings.steps
-                if done or stop.number is not None or self.step % settings.eval_interval == 0:
-                    row = {"step": self.step, "loss": total / count, "val_loss": self.evaluate(stop), "lr": lr}
-                    self._save({**row, "grad_norm": norm, "tokens_per_second": speed})
-                    if row["val_loss"] is not None:
-                        postfix["val_loss"] = f"{row['val_loss']:.3f}"
-                        bar.set_postfix(postfix)
+                if self.step == steps or stop.number is not None or self.step % self.settings.eval_interval == 0:
+                    row["val_loss"] = self.evaluate(stop)
+                    self._save(row)
+                    self._show(bar, row, refresh=True)
                     total, count, start = 0.0, 0, time.perf_counter()
         return stop.number
+
+    def _show(self, bar, row, refresh=False):
+        """Loss since the last evaluation, the last validation loss, speed; the bar itself adds the time left."""
+        values = {"loss": f"{row['loss']:.3f}"}
+        if self.rows and self.rows[-1]["val_loss"] is not None:
+            values["val_loss"] = f"{self.rows[-1]['val_loss']:.3f}"
+        bar.set_postfix(values | {"tokens/s": f"{row['tokens_per_second']:,.0f}"}, refresh=refresh)
 
     def _train_step(self):
         """One update; (loss, norm of the gradient before clipping, learning rate)."""

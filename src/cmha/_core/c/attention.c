@@ -87,7 +87,7 @@ static ptrdiff_t count_parts(const cmha_attention *call, ptrdiff_t each) {
 static float exponentials(float *s, ptrdiff_t strips, float block_max, const float *factors) {
     v16 sum = v_zero();
     for (ptrdiff_t strip = 0; strip < strips; strip++) {
-        v16 e = v_exp2(v_sub(v_load(s + 16 * strip), v_set1(block_max))); /* hidden: exp2(-infinity) = 0 adds nothing */
+        v16 e = v_exp2_negative(v_sub(v_load(s + 16 * strip), v_set1(block_max))); /* hidden: 0 adds nothing */
         sum = v_add(sum, e);
         v_store(s + 16 * strip, factors ? v_mul(e, v_load(factors + 16 * strip)) : e);
     }
@@ -102,7 +102,7 @@ static void merge_block(float *y, float *row_max, float *row_sum, const float *o
         return;
     }
     float top = block_max > *row_max ? block_max : *row_max, factor[16] = {*row_max - top, block_max - top};
-    v_store(factor, v_exp2(v_load(factor)));
+    v_store(factor, v_exp2_negative(v_load(factor)));
     const v16 a = v_set1(factor[0]), b = v_set1(factor[1]);
     *row_sum = f_fma(*row_sum, factor[0], block_sum * factor[1]);
     *row_max = top;

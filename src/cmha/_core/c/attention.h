@@ -73,7 +73,28 @@ INLINE ptrdiff_t next_member(term_set a, ptrdiff_t i, ptrdiff_t end) {
 INLINE term_set terms_from_bytes(const uint8_t *p, ptrdiff_t stride, ptrdiff_t n) {
     term_set a = {{0, 0}};
     if (stride == 0) return n > 0 && *p ? first_terms(n) : a;
-    for (ptrdiff_t i = 0; i < n; i++) a.word[i >> 6] |= (uint64_t)(p[i * stride] != 0) << (i & 63);
+    ptrdiff_t i = 0;
+    if (stride == 1)
+        for (; i + 16 <= n; i += 16) a.word[i >> 6] |= (uint64_t)m_bits(m_from_bytes(p + i, 16)) << (i & 63);
+    for (; i < n; i++) a.word[i >> 6] |= (uint64_t)(p[i * stride] != 0) << (i & 63);
+    return a;
+}
+
+/* n <= 16 floats a `stride` apart, the other lanes 0; no float beyond is read. */
+INLINE v16 spread_load(const float *p, ptrdiff_t stride, ptrdiff_t n) {
+    if (stride == 1) return n < 16 ? v_load_n(p, (int)n) : v_load(p);
+    float lanes[16] = {0};
+    for (ptrdiff_t i = 0; i < n; i++) lanes[i] = p[i * stride];
+    return v_load(lanes);
+}
+
+/* Of n <= 128 floats, those that are not -infinity. */
+INLINE term_set terms_from_floats(const float *p, ptrdiff_t stride, ptrdiff_t n) {
+    term_set a = first_terms(n);
+    for (ptrdiff_t i = 0; i < n; i += 16) {
+        const v16 x = spread_load(p + i * stride, stride, n - i < 16 ? n - i : 16);
+        a.word[i >> 6] &= ~((uint64_t)m_bits(v_eq(x, v_set1(-INFINITY))) << (i & 63));
+    }
     return a;
 }
 
@@ -98,9 +119,7 @@ INLINE attention_tile look(const cmha_attention *call, ptrdiff_t b, ptrdiff_t h_
         n = n < ATTENTION_BLOCK ? n : ATTENTION_BLOCK;
         ptrdiff_t at = b * strides[0] + h * strides[1] + t * strides[2] + first * strides[3];
         if (call->bool_mask && n > 0) seen = both(seen, terms_from_bytes(call->bool_mask + at, strides[3], n));
-        if (call->float_mask)
-            for (ptrdiff_t i = 0; i < n; i++)
-                if (call->float_mask[at + i * strides[3]] == -INFINITY) seen.word[i >> 6] &= ~((uint64_t)1 << (i & 63));
+        if (call->float_mask && n > 0) seen = both(seen, terms_from_floats(call->float_mask + at, strides[3], n));
         tile.seen[r] = seen, tile.h[r] = h, tile.t[r] = t;
         any = either(any, seen);
         if (++t == call->T) t = 0, h++;
@@ -200,10 +219,8 @@ INLINE float finish_scores(float *s, const cmha_attention *call, ptrdiff_t b, co
         v16 x = v_load(s + 16 * strip);
         unsigned bits = strip_bits(&tile->seen[r], strip);
         if (mask) {
-            float added[16] = {0};
-            for (int i = 0; i < 16; i++)
-                if (bits >> i & 1) added[i] = mask[(16 * strip + i) * strides[3]];
-            x = v_fma(v_load(added), v_set1(LOG2_E), x);
+            const ptrdiff_t key = 16 * strip, n = call->S - first - key < 16 ? call->S - first - key : 16;
+            x = v_fma(spread_load(mask + key * strides[3], strides[3], n), v_set1(LOG2_E), x);
         }
         x = v_max(v_set1(-FLT_MAX), x);
         if (bits != 0xffffu) x = v_select(m_from_bits(bits), x, v_set1(-INFINITY));
@@ -216,7 +233,7 @@ INLINE float finish_scores(float *s, const cmha_attention *call, ptrdiff_t b, co
 /* Scores to softmax weights, in place, with what the forward pass stored for the row; hidden keys 0. */
 INLINE void finish_weights(float *s, const attention_tile *tile, int r, float row_max, float row_sum) {
     for (ptrdiff_t strip = 0; strip < tile->strips; strip++) {
-        v16 p = v_div(v_exp2(v_sub(v_load(s + 16 * strip), v_set1(row_max))), v_set1(row_sum));
+        v16 p = v_div(v_exp2_negative(v_sub(v_load(s + 16 * strip), v_set1(row_max))), v_set1(row_sum));
         unsigned bits = strip_bits(&tile->seen[r], strip);
         if (bits != 0xffffu) p = v_select(m_from_bits(bits), p, v_zero());
         v_store(s + 16 * strip, p);

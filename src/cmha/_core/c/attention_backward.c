@@ -69,12 +69,26 @@ static void multiply(const cmha_heads *x, ptrdiff_t b, ptrdiff_t h, ptrdiff_t n,
     }
 }
 
+/* 64 x 64 bits: halves swapped across the diagonal, then quarters, ... (Warren, "Hacker's Delight", 7-3). */
+static void transpose_bits(uint64_t rows[64]) {
+    uint64_t low = 0x00000000ffffffffu;
+    for (int j = 32; j > 0; j >>= 1, low ^= low << j)
+        for (int k = 0; k < 64; k = ((k | j) + 1) & ~j) {
+            const uint64_t swap = ((rows[k] >> j) ^ rows[k | j]) & low;
+            rows[k | j] ^= swap;
+            rows[k] ^= swap << j;
+        }
+}
+
 /* Which queries see each of the 128 keys, from which keys each of the n queries sees. */
 static void transpose_sets(term_set *queries, const term_set *keys, ptrdiff_t n) {
-    memset(queries, 0, sizeof(term_set) * ATTENTION_BLOCK);
-    for (ptrdiff_t i = 0; i < n; i++)
-        for (ptrdiff_t j = next_member(keys[i], 0, 128); j < 128; j = next_member(keys[i], j + 1, 128))
-            queries[j].word[i >> 6] |= (uint64_t)1 << (i & 63);
+    uint64_t rows[64];
+    for (ptrdiff_t i = 0; i < 128; i += 64)
+        for (ptrdiff_t j = 0; j < 128; j += 64) {
+            for (ptrdiff_t r = 0; r < 64; r++) rows[r] = i + r < n ? keys[i + r].word[j >> 6] : 0;
+            transpose_bits(rows);
+            for (ptrdiff_t r = 0; r < 64; r++) queries[j + r].word[i >> 6] = rows[r];
+        }
 }
 
 typedef struct {
