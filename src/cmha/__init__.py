@@ -39,8 +39,6 @@ __all__ = [
 
 
 def __getattr__(name):
-    if name == "__version__":  # read from the installed package only when asked: it costs milliseconds
-        from importlib.metadata import version
-
-        return version("cmha")
+    if name == "__version__":
+        return threads.installed_version("cmha")
     raise AttributeError(f"module 'cmha' has no attribute {name!r}")

@@ -41,16 +41,25 @@ set_num_threads = _core.set_num_threads
 get_num_threads = _core.get_num_threads
 
 
+def installed_version(package):
+    """Its version, or "not installed" for a source tree that is only on the path."""
+    from importlib.metadata import PackageNotFoundError, version  # costs milliseconds, and few ask
+
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
 def show_config():
     """What this installation runs on: versions, instruction sets, threads. Strings and lists, for a bug report."""
     import platform
-    from importlib.metadata import version
 
     variants = [name for name in ("base", "avx2", "avx512", "neon") if _core.has_variant(name)]
     return {
-        "cmha": version("cmha"),
+        "cmha": installed_version("cmha"),
         "python": platform.python_version(),
-        "numpy": version("numpy"),
+        "numpy": installed_version("numpy"),
         "machine": platform.machine(),
         "simd": _core.get_variant(),
         "simd_available": variants,
