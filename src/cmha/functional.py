@@ -5,6 +5,7 @@ import math
 import numpy as np
 
 from cmha import _core, ops, random
+from cmha.errors import check_number, quote
 from cmha.tensor import Tensor, _array_from, _axes, _sizes, make, to_tensor
 
 
@@ -35,22 +36,31 @@ def ones(*shape, requires_grad=False):
 def full(shape, value, requires_grad=False):
     """A bool value makes a bool tensor, an int an int64 one, a float float32."""
     dtype = "bool" if isinstance(value, bool | np.bool_) else "int64" if isinstance(value, int | np.integer) else "float32"
+    if not isinstance(value, bool | np.bool_ | int | float | np.number):
+        raise TypeError(f"[full] value must be a number or a bool; got {type(value).__name__}")
+    if dtype == "int64" and not -(1 << 63) <= value < 1 << 63:
+        raise ValueError(f"[full] integers must fit int64; got {quote(value)}")
     return Tensor(_core.full(shape, value, dtype), requires_grad)
 
 
 def arange(*bounds):
     """arange(stop), arange(start, stop), arange(start, stop, step): int64, or float32 if a bound is a float."""
-    return to_tensor(np.arange(*bounds), "arange")
+    try:
+        return to_tensor(np.arange(*bounds), "arange")
+    except (TypeError, ValueError, OverflowError, ZeroDivisionError):
+        raise ValueError(f"[arange] needs one to three finite numbers, the third not 0; got {quote(bounds)}") from None
 
 
 def randn(*shape, requires_grad=False):
     """Standard normal numbers of this process's generator (manual_seed)."""
-    return Tensor(to_tensor(random.generator().standard_normal(_sizes(shape), dtype=np.float32)).data, requires_grad)
+    shape = _core.empty(_sizes(shape)).shape  # checks the sizes
+    return Tensor(to_tensor(random.generator().standard_normal(shape, dtype=np.float32)).data, requires_grad)
 
 
 def rand(*shape, requires_grad=False):
     """Uniform numbers in [0, 1)."""
-    return Tensor(to_tensor(random.generator().random(_sizes(shape), dtype=np.float32)).data, requires_grad)
+    shape = _core.empty(_sizes(shape)).shape
+    return Tensor(to_tensor(random.generator().random(shape, dtype=np.float32)).data, requires_grad)
 
 
 def where(condition, a, b):
@@ -159,6 +169,6 @@ def scaled_dot_product_attention(
     seed, stream, first_row = random.next_stream() if dropout_p else (0, 0, 0)
     return make(
         ops.attention, q, k, v, need_weights=need_weights, mask=attention_mask(mask, op), is_causal=bool(is_causal),
-        scale=1.0 / math.sqrt(q.shape[3]) if scale is None else float(scale),
+        scale=1.0 / math.sqrt(q.shape[3]) if scale is None else check_number(op, "scale", scale, bool, "a number other than 0"),
         dropout_p=dropout_p, seed=seed, stream=stream, first_row=first_row,
     )  # fmt: skip

@@ -240,9 +240,11 @@ class Tensor:
         return make(ops.negative, self.float())
 
     def __pow__(self, exponent):
-        if isinstance(exponent, bool) or not isinstance(exponent, int | builtins.float) or exponent * 2 % 1 or builtins.abs(exponent) > 64:
+        if isinstance(exponent, bool) or not isinstance(exponent, int | builtins.float):
+            raise TypeError(f"[power] the exponent must be a number; got {type(exponent).__name__}")
+        if exponent * 2 % 1 or not builtins.abs(exponent) <= 64:
             raise ValueError(
-                f"[power] the exponent must be a whole or half number up to 64; got {exponent!r}. "
+                f"[power] the exponent must be a whole or half number up to 64; got {exponent}. "
                 "For others use (x.log() * exponent).exp()"
             )
         return make(ops.power, self.float(), exponent=exponent)
@@ -288,6 +290,9 @@ class Tensor:
     def clip(self, lo, hi):
         """min(max(x, lo), hi); the gradient passes where lo <= x <= hi. None leaves a side open."""
         lo, hi = -np.inf if lo is None else lo, np.inf if hi is None else hi
+        for name, bound in (("lo", lo), ("hi", hi)):
+            if isinstance(bound, bool) or not isinstance(bound, int | builtins.float | np.number):
+                raise TypeError(f"[clip] {name} must be a number or None; got {type(bound).__name__}")
         if not lo <= hi:
             raise ValueError(f"[clip] lo must not be above hi; got lo={lo}, hi={hi}")
         return make(ops.clip, self.float(), lowest=builtins.float(lo), highest=builtins.float(hi))

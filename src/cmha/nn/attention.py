@@ -21,7 +21,9 @@ from cmha.tensor import make, to_tensor
 
 def split_heads(x, n_head):
     """(B, T, D) -> (B*H, T, hd). The permute must come before the last reshape, or heads and time get mixed."""
-    B, T, D = x.shape
+    B, T, D = _three_axes("split_heads", "x (B, T, D)", x)
+    if D % check_integer("split_heads", "n_head", n_head, 1):
+        raise ValueError(f"[split_heads] the last axis must be divisible by n_head; got x {x.shape}, n_head={n_head}")
     x = x.reshape(B, T, n_head, D // n_head)  # (B, T, H, hd)   cut D into heads: a view
     x = x.permute(0, 2, 1, 3)                 # (B, H, T, hd)   bring H forward: a view
     return x.reshape(B * n_head, T, D // n_head)  # (B*H, T, hd)  one batch entry per head: copies unless B, T or H is 1
@@ -29,10 +31,18 @@ def split_heads(x, n_head):
 
 def merge_heads(x, n_head):
     """(B*H, T, hd) -> (B, T, D): the mirror of split_heads, in the mirror order."""
-    BH, T, hd = x.shape
+    BH, T, hd = _three_axes("merge_heads", "x (B*H, T, hd)", x)
+    if BH % check_integer("merge_heads", "n_head", n_head, 1):
+        raise ValueError(f"[merge_heads] the first axis must be divisible by n_head; got x {x.shape}, n_head={n_head}")
     x = x.reshape(BH // n_head, n_head, T, hd)  # (B, H, T, hd)   a view
     x = x.permute(0, 2, 1, 3)                   # (B, T, H, hd)   a view
     return x.reshape(BH // n_head, T, n_head * hd)  # (B, T, D)   copies unless T, H or hd is 1
+
+
+def _three_axes(op, wanted, x):
+    if x.ndim != 3:
+        raise ValueError(f"[{op}] needs {wanted}; got x {x.shape}")
+    return x.shape
 
 
 def causal_mask(T, S=None):
