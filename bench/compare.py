@@ -86,6 +86,14 @@ def progress(selected):
     return tqdm(selected, unit="row", dynamic_ncols=True, mininterval=pace, maxinterval=max(10, pace))
 
 
+def write(line):
+    """A line of the table; a bar on the same terminal makes room for it."""
+    if sys.stderr.isatty():
+        tqdm.write(line, file=sys.stdout)
+    else:
+        print(line)
+
+
 def main(argv=None):
     args = parse(argv)
     selected = chosen_rows(args)
@@ -100,21 +108,10 @@ def main(argv=None):
     head = {**machine.describe(args.threads), **lines}
     peaks = machine.peaks(args.threads, args.smoke)
     peers = [name for name in sides if name != "cmha"]
-    report = {
-        "head": head,
-        "load_before": machine.load(),
-        "peaks": peaks,
-        "peers": peers,
-        "rounds": args.rounds,
-        "rows": [],
-    }
-    with (
-        tempfile.TemporaryDirectory(prefix="cmha-bench-") as folder,
-        progress(selected) as bar,
-    ):
-        paper = table.Table(
-            [row.name for row in selected], peers, args.goals, lambda line: tqdm.write(line, file=sys.stdout)
-        )
+    report = {"head": head, "load_before": machine.load(), "peaks": peaks, "peers": peers, "rounds": args.rounds}
+    report["rows"] = []
+    with tempfile.TemporaryDirectory(prefix="cmha-bench-") as folder, progress(selected) as bar:
+        paper = table.Table([row.name for row in selected], peers, args.goals, write)
         paper.head({**head, "load": f"{report['load_before']} before the first row"})
         bench = Bench(sides, args, peaks, bar, folder)
         with bench.pool:

@@ -28,20 +28,18 @@ class Table:
     """Prints rows as they come. Columns are fixed by the names of all rows and sides; where the terminal is too narrow
     the peers' own times go first, then each row becomes a small paragraph."""
 
-    GAP = "  "
-
     def __init__(self, names, peers, goals, write, width=None):
         self.peers, self.goals, self.write = peers, goals, write
         self.name_width = max(map(len, [*names, "row"]))
         if width is None:
             width = shutil.get_terminal_size((10**6, 0)).columns if sys.stdout.isatty() else 10**6
-        self.style = next((s for s in ("full", "ratios") if self._total(s) <= width), "paragraphs")
+        self.style = next((s for s in ("full", "ratios") if len(self._line(s)) <= width), "paragraphs")
 
-    def _cell(self, style):
-        return max([15 if style == "full" else 6, *map(len, self.peers)])
-
-    def _total(self, style):
-        return self.name_width + 2 + 9 + 2 + 7 + len(self.peers) * (2 + self._cell(style)) + (8 if self.goals else 0)
+    def _line(self, style, name="", ours="", share="", peers=None, goal=""):
+        texts = peers or {peer: "" for peer in self.peers}
+        cells = [f"{name:<{self.name_width}}", f"{ours:>9}", f"{share:>7}"]
+        cells += [f"{text:>{max(15 if style == 'full' else 6, len(peer))}}" for peer, text in texts.items()]
+        return ("  " if style == "full" else " ").join(cells + ([f"{goal:>6}"] if self.goals else []))
 
     def head(self, lines):
         for name, text in lines.items():
@@ -49,10 +47,9 @@ class Table:
         self.write("")
         if self.style == "paragraphs":
             return
-        cells = [f"{'row':<{self.name_width}}", f"{'cmha':>9}", f"{'of peak':>7}"]
-        cells += [f"{peer:>{self._cell(self.style)}}" for peer in self.peers] + ([f"{'goal':>6}"] if self.goals else [])
-        self.write(self.GAP.join(cells))
-        self.write("-" * self._total(self.style))
+        line = self._line(self.style, "row", "cmha", "of peak", {peer: peer for peer in self.peers}, "goal")
+        self.write(line)
+        self.write("-" * len(line))
 
     def row(self, result):
         ours = quantity(result.value, result.kind) or "failed"
@@ -67,10 +64,7 @@ class Table:
                 if text:
                     self.write(f"  {name} {text}")
         else:
-            cells = [f"{result.name:<{self.name_width}}", f"{ours:>9}", f"{share:>7}"]
-            cells += [f"{text:>{self._cell(self.style)}}" for text in peers.values()]
-            cells += [f"{goal:>6}"] if self.goals else []
-            self.write(self.GAP.join(cells).rstrip())
+            self.write(self._line(self.style, result.name, ours, share, peers, goal).rstrip())
         for line in notes(result):
             self.write(f"    {line}")
 
@@ -113,7 +107,8 @@ def legend(peaks, args, before, after):
 
 def write_json(path, report):
     with open(path, "w", encoding="utf-8") as file:
-        json.dump(report, file, indent=1)
+        finite = json.loads(json.dumps(report), parse_constant=lambda _: None)  # JSON has no infinity
+        json.dump(finite, file, indent=1)
         file.write("\n")
 
 

@@ -1,5 +1,7 @@
 """cmha, as its users write it."""
 
+from importlib.metadata import PackageNotFoundError
+
 import numpy as np
 
 import cmha
@@ -11,7 +13,11 @@ def start(threads):
 
 
 def versions():
-    return {"cmha": f"{cmha.__version__} ({cmha.show_config()['simd']})"}
+    try:
+        version = cmha.__version__
+    except PackageNotFoundError:
+        version = "from its source tree"
+    return {"cmha": f"{version} ({cmha._core.get_variant()})"}
 
 
 def to_numpy(t):
