@@ -1,7 +1,7 @@
 """The graph: which op made a tensor from which, in what order gradients flow back, and when the graph goes.
 
-A Node is an op that ran: its vjp and, per argument, where the gradient goes: to the Node that made it, to the leaf Tensor
-itself, or nowhere (None). Gradients of broadcast arguments are summed here, and here alone they are accumulated.
+A Node is an op that ran: its vjp and, per argument, where the gradient goes: to the Node that made it, to the leaf
+Tensor itself, or nowhere (None). Gradients of broadcast arguments are summed here, and here alone they are accumulated.
 """
 
 import threading
@@ -41,8 +41,8 @@ class Node:
         for array in self.saved:
             if array.version > self.born:
                 raise RuntimeError(
-                    f"[backward] a tensor of shape {array.shape} that [{self.name}] needs was changed in place after the "
-                    "forward pass; run the forward pass again"
+                    f"[backward] a tensor of shape {array.shape} that [{self.name}] needs was changed in place after "
+                    "the forward pass; run the forward pass again"
                 )
 
 

@@ -32,7 +32,11 @@ def _array_from(data, op="tensor"):
 
 def to_tensor(x, op="tensor"):
     """Tensors as they are; numbers, lists and arrays copied into one."""
-    return x if isinstance(x, Tensor) else Tensor(_core.copy(_core.from_buffer(_array_from(x, op))))
+    if isinstance(x, Tensor):
+        return x
+    if type(x) is builtins.float:  # the short way for `x * 2.0`
+        return Tensor(_core.full((), x))
+    return Tensor(_core.copy(_core.from_buffer(_array_from(x, op))))
 
 
 def _axes(op, axis, ndim):
@@ -83,7 +87,7 @@ def _compare_op(name, kernel, swap=False):
 
 
 class Tensor:
-    """Row-major tensor of float32, int64 or bool. See cmha.tensor, zeros, ones, full, arange, randn, rand, from_numpy."""
+    """Row-major tensor of float32, int64 or bool; made by cmha.tensor, zeros, ones, full, arange, randn, from_numpy."""
 
     __slots__ = ("data", "grad", "_requires_grad", "_node", "__weakref__")
     __array_ufunc__ = None  # a NumPy array on the left hands the operation to us
@@ -117,7 +121,7 @@ class Tensor:
 
     @property
     def dtype(self):
-        """"float32", "int64" or "bool"."""
+        """ "float32", "int64" or "bool"."""
         return self.data.dtype
 
     @property
@@ -364,12 +368,16 @@ class Tensor:
             raise RuntimeError("[backward] no tensor on the way here needs a gradient; got requires_grad=False")
         if grad is None:
             if self.size != 1:
-                raise ValueError(f"[backward] a tensor of several elements needs a gradient to start from; got shape {self.shape}")
+                raise ValueError(
+                    f"[backward] a tensor of several elements needs a gradient to start from; got shape {self.shape}"
+                )
             grad = _core.full(self.shape, 1.0)
         else:
             grad = to_tensor(grad, "backward").float().data
             if grad.shape != self.shape:
-                raise ValueError(f"[backward] grad must have the tensor's shape; got {grad.shape}, expected {self.shape}")
+                raise ValueError(
+                    f"[backward] grad must have the tensor's shape; got {grad.shape}, expected {self.shape}"
+                )
         for leaf, dleaf in autograd.backward(self._node or self, grad):
             leaf.grad = Tensor(dleaf if leaf.grad is None else _core.add(leaf.grad.data, dleaf))
 
