@@ -1,7 +1,5 @@
 """cmha, as its users write it."""
 
-from importlib.metadata import PackageNotFoundError
-
 import numpy as np
 
 import cmha
@@ -13,11 +11,8 @@ def start(threads):
 
 
 def versions():
-    try:
-        version = cmha.__version__
-    except PackageNotFoundError:
-        version = "from its source tree"
-    return {"cmha": f"{version} ({cmha._core.get_variant()})"}
+    config = cmha.show_config()
+    return {"cmha": f"{config['cmha']} ({config['simd']})"}
 
 
 def to_numpy(t):
