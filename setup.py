@@ -31,7 +31,7 @@ SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined",
 SANITIZERS += ["-fno-wrapv"]  # Python's own flags have -fwrapv, which makes overflow legal and so unseen
 # Never -ffast-math (it turns subnormals off for the whole process), never -march=native (the wheel must run elsewhere).
 FLAGS = ["-std=gnu11", "-ffp-contract=off", "-fno-math-errno", "-Wno-psabi"]
-FLAGS += ["-O1", "-g", "-DCMHA_SANITIZE", *SANITIZERS] if SANITIZE else ["-O3", "-g0"]
+FLAGS += ["-O1", "-g1", "-fno-inline", "-DCMHA_SANITIZE", *SANITIZERS] if SANITIZE else ["-O3", "-g0"]
 
 
 class BuildVariants(build_ext):
@@ -53,7 +53,7 @@ class BuildVariants(build_ext):
             for built in pool.map(lambda task: self.compile_kernel(*task), tasks):
                 objects += built
         ext.extra_objects = objects
-        ext.extra_compile_args = [*FLAGS, *openmp] + ([] if SANITIZE else ["-O2"])  # checks and calls: -O3 only takes longer
+        ext.extra_compile_args = [*FLAGS, *openmp] + ([] if SANITIZE else ["-O2"])  # for calls and checks
         ext.extra_link_args = openmp + (SANITIZERS if SANITIZE else [])
         super().build_extension(ext)
 

@@ -247,7 +247,7 @@ MATMUL = [((3, 5), (5, 7)), ((1, 17), (17, 1)), ((5,), (5, 3)), ((3, 5), (5,)), 
 NORM = [((3, 5), (5,), (5,)), ((2, 3, 1), (1,), (1,)), ((7,), (7,), (7,)), ((2, 3, 67), (67,), (67,)),
         ((2, 1031), (1031,), (1031,)), ((0, 5), (5,), (5,))]
 ATTENTION = [qkv(1, 1, 1, 1, 1), qkv(2, 3, 5, 5, 7), qkv(1, 2, 3, 131, 4), qkv(2, 1, 7, 5, 17), qkv(1, 4, 3, 5, 2, 2),
-             qkv(1, 2, 37, 37, 16), qkv(0, 2, 3, 3, 4), qkv(2, 2, 0, 3, 4)]
+             qkv(1, 2, 37, 37, 16), qkv(0, 2, 3, 3, 4), qkv(2, 2, 0, 3, 4), qkv(1, 2, 3, 0, 4)]
 
 CASES = [
     Case("add", lambda a, b: a + b, np.add, TWO, c=0.5, gauge=of_result, large=((5, 13007), (13007,)),
@@ -263,6 +263,10 @@ CASES = [
          gauge=of_result),
     Case("__neg__", lambda x: -x, np.negative, ONE, covers=("negative",)),
     Case("__pow__ 2", lambda x: x**2, np.square, ONE, c=0.5, gauge=of_result, covers=("power",)),
+    Case("__pow__ 3", lambda x: x**3, lambda x: x**3, ONE, c=1.5, gauge=of_result),
+    Case("__pow__ -1", lambda x: x**-1, lambda x: 1 / x, ONE, "positive", c=0.5, gauge=of_result),
+    Case("__pow__ 0.5", lambda x: x**0.5, np.sqrt, ONE, "positive", c=0.5, gauge=of_result),
+    Case("__pow__ 0", lambda x: x**0, lambda x: x**0, ONE),
     comparison("__lt__", lambda a, b: a < b, np.less),
     comparison("__le__", lambda a, b: a <= b, np.less_equal),
     comparison("__gt__", lambda a, b: a > b, np.greater),
@@ -279,6 +283,7 @@ CASES = [
     unary("abs", np.abs, "apart", c=0.0, covers=("__abs__",)),
     Case("clip", lambda x: x.clip(-0.7, 0.9), lambda x: np.clip(x, np.float32(-0.7), np.float32(0.9)), ONE, "apart",
          large=((13, 5003),)),
+    Case("clip one side", lambda x: x.clip(None, 0.9), lambda x: np.minimum(x, np.float32(0.9)), ONE, "apart"),
     Case("masked_fill", masked_fill, lambda x: reference.masked_fill(x, checkerboard(x.shape[-1:]), -2.5), ONE),
     Case("where", where, where_reference, TWO, large=((5, 13007), (13007,))),
 

@@ -20,8 +20,8 @@ def relu(x):
 
 
 def gelu(x):
-    """GPT-2's form: x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))."""
-    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+    """GPT-2's form: x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))); 0 at -inf, its limit there."""
+    return np.where(x == -INFINITY, 0, 0.5 * x) * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
 
 
 def masked_fill(x, mask, value):

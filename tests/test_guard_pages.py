@@ -98,10 +98,11 @@ def test_the_guard_bites():
 import ctypes, numpy as np
 from tests.test_guard_pages import guarded
 x = np.asarray(guarded(np.ones(5, np.float32), True))
+print("ready", flush=True)
 print(ctypes.cast(x.ctypes.data, ctypes.POINTER(ctypes.c_float))[5])
 """
-    child = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, timeout=60)
-    assert child.returncode < 0
+    child = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert child.returncode != 0 and child.stdout == "ready\n"
 
 
 if __name__ == "__main__":

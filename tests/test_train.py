@@ -233,11 +233,11 @@ def test_a_run_logs_saves_and_repeats_to_the_bit(tmp_path):
 
 
 def test_training_learns():
-    run = trainer(steps=150, eval_interval=150)
+    run = trainer(steps=400, eval_interval=400)
     start = run.evaluate()
     assert abs(start - math.log(11)) < 0.15
     run.run()
-    assert run.rows[-1]["val_loss"] < 0.5 and run.rows[-1]["loss"] < start
+    assert run.rows[-1]["val_loss"] < 0.3 and run.rows[-1]["loss"] < start
     assert run.model.training
 
 

@@ -31,9 +31,11 @@ from cmha.threads import get_num_threads, set_num_threads, show_config  # noqa: 
 from cmha.train import AdamW, clip_grad_norm_, cosine_schedule  # noqa: E402
 
 __all__ = [
-    "GPT", "AdamW", "ByteTokenizer", "CharTokenizer", "CheckpointError", "GPTConfig", "KVCache", "MultiHeadAttention", "Tensor",
+    "GPT", "AdamW", "ByteTokenizer", "CharTokenizer", "CheckpointError", "GPTConfig", "KVCache", "MultiHeadAttention",
+    "Tensor",
     "arange", "cat", "clip_grad_norm_", "cosine_schedule", "cross_entropy", "from_numpy", "full", "get_num_threads",
-    "is_grad_enabled", "manual_seed", "no_grad", "ones", "rand", "randn", "scaled_dot_product_attention", "set_num_threads",
+    "is_grad_enabled", "manual_seed", "no_grad", "ones", "rand", "randn", "scaled_dot_product_attention",
+    "set_num_threads",
     "show_config", "split", "stack", "tensor", "where", "zeros",
 ]  # fmt: skip
 

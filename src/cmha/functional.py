@@ -5,6 +5,7 @@ import math
 import numpy as np
 
 from cmha import _core, ops, random
+from cmha.errors import check_number, quote
 from cmha.tensor import Tensor, _array_from, _axes, _sizes, make, to_tensor
 
 
@@ -34,23 +35,34 @@ def ones(*shape, requires_grad=False):
 
 def full(shape, value, requires_grad=False):
     """A bool value makes a bool tensor, an int an int64 one, a float float32."""
-    dtype = "bool" if isinstance(value, bool | np.bool_) else "int64" if isinstance(value, int | np.integer) else "float32"
+    dtype = (
+        "bool" if isinstance(value, bool | np.bool_) else "int64" if isinstance(value, int | np.integer) else "float32"
+    )
+    if not isinstance(value, bool | np.bool_ | int | float | np.number):
+        raise TypeError(f"[full] value must be a number or a bool; got {type(value).__name__}")
+    if dtype == "int64" and not -(1 << 63) <= value < 1 << 63:
+        raise ValueError(f"[full] integers must fit int64; got {quote(value)}")
     return Tensor(_core.full(shape, value, dtype), requires_grad)
 
 
 def arange(*bounds):
     """arange(stop), arange(start, stop), arange(start, stop, step): int64, or float32 if a bound is a float."""
-    return to_tensor(np.arange(*bounds), "arange")
+    try:
+        return to_tensor(np.arange(*bounds), "arange")
+    except (TypeError, ValueError, OverflowError, ZeroDivisionError):
+        raise ValueError(f"[arange] needs one to three finite numbers, the third not 0; got {quote(bounds)}") from None
 
 
 def randn(*shape, requires_grad=False):
     """Standard normal numbers of this process's generator (manual_seed)."""
-    return Tensor(to_tensor(random.generator().standard_normal(_sizes(shape), dtype=np.float32)).data, requires_grad)
+    shape = _core.empty(_sizes(shape)).shape  # checks the sizes
+    return Tensor(to_tensor(random.generator().standard_normal(shape, dtype=np.float32)).data, requires_grad)
 
 
 def rand(*shape, requires_grad=False):
     """Uniform numbers in [0, 1)."""
-    return Tensor(to_tensor(random.generator().random(_sizes(shape), dtype=np.float32)).data, requires_grad)
+    shape = _core.empty(_sizes(shape)).shape
+    return Tensor(to_tensor(random.generator().random(shape, dtype=np.float32)).data, requires_grad)
 
 
 def where(condition, a, b):
@@ -68,7 +80,9 @@ def cat(tensors, axis=0, *, dim=None):
         raise ValueError("[cat] needs at least one tensor; got none")
     (axis,) = _axes("cat", axis if dim is None else dim, tensors[0].ndim)
     shapes = [t.shape for t in tensors]
-    if any(len(s) != len(shapes[0]) or s[:axis] + s[axis + 1 :] != shapes[0][:axis] + shapes[0][axis + 1 :] for s in shapes):
+    if any(
+        len(s) != len(shapes[0]) or s[:axis] + s[axis + 1 :] != shapes[0][:axis] + shapes[0][axis + 1 :] for s in shapes
+    ):
         raise ValueError(f"[cat] all sizes but axis {axis} must be equal; got {', '.join(map(str, shapes[:10]))}")
     if len({t.dtype for t in tensors}) > 1:
         tensors = [t.float() for t in tensors]
@@ -79,7 +93,9 @@ def stack(tensors, axis=0, *, dim=None):
     """Join along a new axis; all shapes must be equal."""
     tensors = [to_tensor(t, "stack") for t in tensors]
     if len({t.shape for t in tensors}) != 1:
-        raise ValueError(f"[stack] all shapes must be equal; got {', '.join(str(t.shape) for t in tensors[:10]) or 'none'}")
+        raise ValueError(
+            f"[stack] all shapes must be equal; got {', '.join(str(t.shape) for t in tensors[:10]) or 'none'}"
+        )
     (axis,) = _axes("stack", axis if dim is None else dim, tensors[0].ndim + 1)
     return cat([t.reshape(*t.shape[:axis], 1, *t.shape[axis:]) for t in tensors], axis)
 
@@ -112,7 +128,9 @@ def cross_entropy(logits, targets, ignore_index=-1):
     if targets.dtype != "int64":
         raise TypeError(f"[cross_entropy] targets must be integers; got {targets.dtype}")
     if logits.ndim < 1 or logits.shape[:-1] != targets.shape:
-        raise ValueError(f"[cross_entropy] needs logits (..., V) and targets (...); got {logits.shape}, {targets.shape}")
+        raise ValueError(
+            f"[cross_entropy] needs logits (..., V) and targets (...); got {logits.shape}, {targets.shape}"
+        )
     rows = logits.float() if logits.ndim == 2 else logits.float().reshape(targets.size, logits.shape[-1])
     return make(ops.cross_entropy, rows, targets.reshape(targets.size), ignore_index=ignore_index,
                 need_grad=logits.requires_grad)  # fmt: skip
@@ -126,7 +144,9 @@ def attention_mask(mask, op="attention"):
     if mask.dtype == "int64":
         raise TypeError(f"[{op}] mask must be bool (True = may attend) or float (added to the scores); got int64")
     if mask.requires_grad:
-        raise ValueError(f"[{op}] a mask has no gradient; got a float mask with requires_grad=True, expected mask.detach()")
+        raise ValueError(
+            f"[{op}] a mask has no gradient; got a float mask with requires_grad=True, expected mask.detach()"
+        )
     if mask.ndim not in (2, 4):
         raise ValueError(f"[{op}] mask must be (T, S) or broadcast to (B, H, T, S); got {mask.shape}")
     return mask.data
@@ -143,7 +163,7 @@ def scaled_dot_product_attention(
 ):  # fmt: skip
     """softmax(q k^T * scale + mask) v in one fused kernel (Vaswani et al. 2017, equation 1).
 
-    q (B, H, T, hd), k and v (B, H_kv, S, hd); H may be a multiple of H_kv (query head h reads key head h // (H / H_kv)).
+    q (B, H, T, hd), k and v (B, H_kv, S, hd); H may be a multiple of H_kv: query head h reads key head h // (H / H_kv).
     mask: bool (True = may attend) or float (added to the scores), (T, S) or broadcastable to (B, H, T, S).
     is_causal: query i sees keys up to i + S - T, so the last query sees the last key. scale: 1 / sqrt(hd) by default.
     Hidden keys have no influence at all, NaN included; a row that sees nothing is zero, forward and backward.
@@ -152,13 +172,15 @@ def scaled_dot_product_attention(
     op = "scaled_dot_product_attention"
     q, k, v = (to_tensor(t, op) for t in (q, k, v))
     if q.ndim != 4 or k.ndim != 4 or v.ndim != 4:
-        raise ValueError(f"[{op}] needs q (B, H, T, hd), k and v (B, H_kv, S, hd); got q {q.shape}, k {k.shape}, v {v.shape}")
+        raise ValueError(
+            f"[{op}] needs q (B, H, T, hd), k and v (B, H_kv, S, hd); got q {q.shape}, k {k.shape}, v {v.shape}"
+        )
     if q.shape[3] == 0:
         raise ValueError(f"[{op}] head_dim must be at least 1; got q {q.shape}")
     dropout_p = check_probability(op, "dropout_p", dropout_p)
     seed, stream, first_row = random.next_stream() if dropout_p else (0, 0, 0)
+    scale = 1.0 / math.sqrt(q.shape[3]) if scale is None else check_number(op, "scale", scale, bool, "a number but 0")
     return make(
         ops.attention, q, k, v, need_weights=need_weights, mask=attention_mask(mask, op), is_causal=bool(is_causal),
-        scale=1.0 / math.sqrt(q.shape[3]) if scale is None else float(scale),
-        dropout_p=dropout_p, seed=seed, stream=stream, first_row=first_row,
+        scale=scale, dropout_p=dropout_p, seed=seed, stream=stream, first_row=first_row,
     )  # fmt: skip

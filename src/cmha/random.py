@@ -1,7 +1,7 @@
 """Random numbers: counter-based (Philox), so that a draw depends on seed, place and step, never on what ran before.
 
-Two users: `generator` feeds initialisation and rand/randn in order of the calls; `next_stream` numbers the dropout sites
-of a step, and the kernel draws element by element from (seed, stream, element number in the global batch).
+Two users: `generator` feeds initialisation and rand/randn in order of the calls; `next_stream` numbers the dropout
+sites of a step, and the kernel draws element by element from (seed, stream, element number in the global batch).
 """
 
 import numpy as np

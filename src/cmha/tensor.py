@@ -32,7 +32,11 @@ def _array_from(data, op="tensor"):
 
 def to_tensor(x, op="tensor"):
     """Tensors as they are; numbers, lists and arrays copied into one."""
-    return x if isinstance(x, Tensor) else Tensor(_core.copy(_core.from_buffer(_array_from(x, op))))
+    if isinstance(x, Tensor):
+        return x
+    if type(x) is builtins.float:  # the short way for `x * 2.0`
+        return Tensor(_core.full((), x))
+    return Tensor(_core.copy(_core.from_buffer(_array_from(x, op))))
 
 
 def _axes(op, axis, ndim):
@@ -83,17 +87,16 @@ def _compare_op(name, kernel, swap=False):
 
 
 class Tensor:
-    """Row-major tensor of float32, int64 or bool. See cmha.tensor, zeros, ones, full, arange, randn, rand, from_numpy."""
+    """Row-major tensor of float32, int64 or bool; made by cmha.tensor, zeros, ones, full, arange, randn, from_numpy."""
 
     __slots__ = ("data", "grad", "_requires_grad", "_node", "__weakref__")
     __array_ufunc__ = None  # a NumPy array on the left hands the operation to us
     __hash__ = object.__hash__
 
-    def __init__(self, data, requires_grad=False, *, _node=None):
+    def __init__(self, data, requires_grad=False):
         self.data = data if type(data) is _core.Array else to_tensor(data).data
-        self.grad = None
-        self._node = _node
-        self._requires_grad = _node is not None
+        self.grad = self._node = None
+        self._requires_grad = False
         if requires_grad:
             self.requires_grad = True
 
@@ -117,7 +120,7 @@ class Tensor:
 
     @property
     def dtype(self):
-        """"float32", "int64" or "bool"."""
+        """One of "float32", "int64", "bool"."""
         return self.data.dtype
 
     @property
@@ -240,9 +243,11 @@ class Tensor:
         return make(ops.negative, self.float())
 
     def __pow__(self, exponent):
-        if isinstance(exponent, bool) or not isinstance(exponent, int | builtins.float) or exponent * 2 % 1 or builtins.abs(exponent) > 64:
+        if isinstance(exponent, bool) or not isinstance(exponent, int | builtins.float):
+            raise TypeError(f"[power] the exponent must be a number; got {type(exponent).__name__}")
+        if exponent * 2 % 1 or not builtins.abs(exponent) <= 64:
             raise ValueError(
-                f"[power] the exponent must be a whole or half number up to 64; got {exponent!r}. "
+                f"[power] the exponent must be a whole or half number up to 64; got {exponent}. "
                 "For others use (x.log() * exponent).exp()"
             )
         return make(ops.power, self.float(), exponent=exponent)
@@ -288,6 +293,9 @@ class Tensor:
     def clip(self, lo, hi):
         """min(max(x, lo), hi); the gradient passes where lo <= x <= hi. None leaves a side open."""
         lo, hi = -np.inf if lo is None else lo, np.inf if hi is None else hi
+        for name, bound in (("lo", lo), ("hi", hi)):
+            if isinstance(bound, bool) or not isinstance(bound, int | builtins.float | np.number):
+                raise TypeError(f"[clip] {name} must be a number or None; got {type(bound).__name__}")
         if not lo <= hi:
             raise ValueError(f"[clip] lo must not be above hi; got lo={lo}, hi={hi}")
         return make(ops.clip, self.float(), lowest=builtins.float(lo), highest=builtins.float(hi))
@@ -359,12 +367,16 @@ class Tensor:
             raise RuntimeError("[backward] no tensor on the way here needs a gradient; got requires_grad=False")
         if grad is None:
             if self.size != 1:
-                raise ValueError(f"[backward] a tensor of several elements needs a gradient to start from; got shape {self.shape}")
+                raise ValueError(
+                    f"[backward] a tensor of several elements needs a gradient to start from; got shape {self.shape}"
+                )
             grad = _core.full(self.shape, 1.0)
         else:
             grad = to_tensor(grad, "backward").float().data
             if grad.shape != self.shape:
-                raise ValueError(f"[backward] grad must have the tensor's shape; got {grad.shape}, expected {self.shape}")
+                raise ValueError(
+                    f"[backward] grad must have the tensor's shape; got {grad.shape}, expected {self.shape}"
+                )
         for leaf, dleaf in autograd.backward(self._node or self, grad):
             leaf.grad = Tensor(dleaf if leaf.grad is None else _core.add(leaf.grad.data, dleaf))
 
@@ -372,9 +384,16 @@ class Tensor:
 def make(op, *tensors, **options):
     """The tensor that op makes of `tensors`: the one door from Tensor into ops."""
     data, node = autograd.apply(op, *tensors, **options)
-    if isinstance(data, tuple):
-        return Tensor(data[0], _node=node), *(Tensor(extra) for extra in data[1:])
-    return Tensor(data, _node=node)
+    if type(data) is tuple:
+        return _made(data[0], node), *(_made(extra, None) for extra in data[1:])
+    return _made(data, node)
+
+
+def _made(data, node):
+    """A Tensor without the checks of its constructor: a graph makes thousands a second."""
+    t = object.__new__(Tensor)
+    t.data, t.grad, t._node, t._requires_grad = data, None, node, node is not None
+    return t
 
 
 def _unpickle(array, requires_grad):

@@ -154,7 +154,7 @@ cdef Array new_array(Kind kind, int nd, const Py_ssize_t *dims):
     cdef Storage storage = Storage.__new__(Storage)
     cdef Py_ssize_t length = 1, i
     cdef bint too_large = False, empty = False
-    for i in range(nd):                     # an empty array may have any other sizes, as long as strides do not overflow
+    for i in range(nd):                     # an empty array may have any sizes whose strides do not overflow
         empty |= dims[i] == 0
     for i in range(nd - 1, -1, -1):
         out.dims[i] = dims[i]
@@ -170,7 +170,8 @@ cdef Array new_array(Kind kind, int nd, const Py_ssize_t *dims):
         needed = KIND_SIZES[kind]
         for n in shape:
             needed *= n
-        raise MemoryError(f"cannot allocate {human_bytes(needed)} for an array of shape {shape}, dtype {KIND_NAMES[kind]}")
+        raise MemoryError(f"cannot allocate {human_bytes(needed)} for an array of shape {shape}, "
+                          f"dtype {KIND_NAMES[kind]}")
     out.data = storage.data
     return out
 
@@ -347,7 +348,8 @@ def from_buffer(obj):
     cdef Py_buffer *b = &storage.foreign
     cdef str form = b.format.decode()
     if form not in ("f", "l", "q", "?") or b.ndim > MAX_NDIM:
-        raise TypeError(f"[from_buffer] float32, int64 or bool with at most {MAX_NDIM} axes; got format {form!r}, {b.ndim} axes")
+        raise TypeError(f"[from_buffer] float32, int64 or bool with at most {MAX_NDIM} axes; "
+                        f"got format {form!r}, {b.ndim} axes")
     out.kind = FLOAT if form == "f" else BOOL if form == "?" else INT64
     size = KIND_SIZES[out.kind]
     if b.itemsize != size or <size_t>b.buf % <size_t>size:

@@ -22,7 +22,8 @@ def reshape(Array x not None, shape):
         known *= dims[unknown]
     if known != x.length:
         wanted = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
-        raise ValueError(f"[reshape] the number of elements must stay; got {x.shape} -> {wanted}: {x.length} != {known}")
+        raise ValueError(f"[reshape] the number of elements must stay; got {x.shape} -> {wanted}: "
+                         f"{x.length} != {known}")
     cdef Array out = alias(x)
     out.nd = nd
     memcpy(out.dims, dims, sizeof(dims))
@@ -142,8 +143,10 @@ def index_view(Array x not None, index):
             dots = True
         elif item is not None:
             used += 1
-            if not isinstance(item, slice) and type(item) is not int and (isinstance(item, bool) or not hasattr(item, "__index__")
-                                                                          or getattr(item, "ndim", 0)):
+            if type(item) is int or isinstance(item, slice):
+                continue
+            if (isinstance(item, bool) or not hasattr(item, "__index__")
+                    or getattr(item, "ndim", 0)):
                 raise TypeError(f"[index] an index is an int, a slice, None or ...; got {type(item).__name__}. "
                                 "For rows by id use Embedding, for a mask use where or masked_fill")
     if used > x.nd:
@@ -159,7 +162,8 @@ def index_view(Array x not None, index):
             if not (isinstance(item, slice) or item is None or item is Ellipsis):
                 position = item.__index__()
                 if not -x.dims[axis] <= position < x.dims[axis]:
-                    raise IndexError(f"[index] out of range; got {str(position)[:80]} for axis {axis} of shape {x.shape}")
+                    raise IndexError(f"[index] out of range; got {str(position)[:80]} for axis {axis} of "
+                                     f"shape {x.shape}")
                 out.data += (position % x.dims[axis]) * x.steps[axis] * KIND_SIZES[x.kind]
                 axis += 1
                 continue

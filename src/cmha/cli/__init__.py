@@ -100,9 +100,9 @@ def _top(arguments):
     except SystemExit:
         return 0
     if args.version:
-        from importlib.metadata import version
+        from cmha.threads import installed_version
 
-        print("cmha", version("cmha"))
+        print("cmha", installed_version("cmha"))
     return 0
 
 

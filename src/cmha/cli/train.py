@@ -181,9 +181,9 @@ def _claim(out):
 
 
 def _sample(gpt, tokenizer, first, seed):
-    """A piece of text by the model, from a new line on where the tokenizer knows one."""
+    """A piece of text by the model, from a new paragraph on where the tokenizer knows one."""
     try:
-        start = tokenizer.encode("\n")
+        start = tokenizer.encode("\n\n")
     except ValueError:
         start = [first]
     ids = gpt.generate([start], SAMPLE, temperature=0.8, seed=seed)[0]

@@ -9,7 +9,7 @@ from cmha.functional import check_probability
 @dataclass(frozen=True)
 class GPTConfig:
     """vocab_size V, block_size (longest context T), n_layer L, n_head H, n_embd D = H * head_dim; dropout in training;
-    bias: in every linear layer and layer norm; output_projection: c_proj after attention. A wrong size is a ValueError."""
+    bias: in every linear layer and layer norm; output_projection: c_proj after attention."""
 
     vocab_size: int
     block_size: int
@@ -37,7 +37,9 @@ class GPTConfig:
     def preset(cls, name, **changes):
         """A named configuration (tiny, char, baby, gpt2, gpt2_medium, gpt2_large, gpt2_xl), with changes."""
         if name not in PRESETS:
-            raise ValueError(f"[gpt_config] unknown preset; got {str(name)[:80]!r}, expected one of {', '.join(PRESETS)}")
+            raise ValueError(
+                f"[gpt_config] unknown preset; got {str(name)[:80]!r}, expected one of {', '.join(PRESETS)}"
+            )
         return cls(**{**PRESETS[name], **changes})
 
     @classmethod

@@ -90,11 +90,13 @@ class GPT(Module):
         B, T = ids.shape
         if B != cache.batch_size or len(self.h) != len(cache.layers):
             raise ValueError(
-                f"[gpt] the cache must fit the model and the batch; got {len(cache.layers)} layers and {cache.batch_size} "
-                f"rows, expected {len(self.h)} and {B}"
+                f"[gpt] the cache must fit the model and the batch; got {len(cache.layers)} layers and "
+                f"{cache.batch_size} rows, expected {len(self.h)} and {B}"
             )
         if len(cache) + T > cache.capacity:
-            raise ValueError(f"[gpt] the cache is full; got {T} positions behind {len(cache)}, expected at most {cache.capacity}")
+            raise ValueError(
+                f"[gpt] the cache is full; got {T} positions behind {len(cache)}, expected at most {cache.capacity}"
+            )
         with no_grad():
             logits = self._logits(ids, len(cache), cache.layers)
         cache.advance(T)

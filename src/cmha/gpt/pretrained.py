@@ -1,8 +1,8 @@
 """A GPT as a Hugging Face GPT-2 folder: config.json and model.safetensors.
 
 GPT-2 joins the three projections of attention in c_attn (D, 3 D) and stores weights (in, out), as Linear does. What its
-layout cannot say is written so that it computes the same: biases that are not there as zeros, a c_proj that is not there
-as the identity; two keys of our own in config.json (cmha_bias, cmha_output_projection) tell it back.
+layout cannot say is written so that it computes the same: biases that are not there as zeros, a c_proj that is not
+there as the identity; two keys of our own in config.json (cmha_bias, cmha_output_projection) tell it back.
 """
 
 import os
@@ -149,7 +149,12 @@ def _expected(cfg):
     D = cfg.n_embd
     shapes = {"wte.weight": (cfg.vocab_size, D), "wpe.weight": (cfg.block_size, D)}
     for i in range(cfg.n_layer):
-        for layer, n_in, n_out in (("attn.c_attn", D, 3 * D), ("attn.c_proj", D, D), ("mlp.c_fc", D, 4 * D), ("mlp.c_proj", 4 * D, D)):
+        for layer, n_in, n_out in (
+            ("attn.c_attn", D, 3 * D),
+            ("attn.c_proj", D, D),
+            ("mlp.c_fc", D, 4 * D),
+            ("mlp.c_proj", 4 * D, D),
+        ):
             shapes |= {f"h.{i}.{layer}.weight": (n_in, n_out), f"h.{i}.{layer}.bias": (n_out,)}
         shapes |= {f"h.{i}.{norm}.{part}": (D,) for norm in ("ln_1", "ln_2") for part in ("weight", "bias")}
     return shapes | {"ln_f.weight": (D,), "ln_f.bias": (D,)}

@@ -2,8 +2,8 @@
 
     MultiHead(x) = concat(head_1 ... head_H) W_o,   head_i = softmax(Q_i K_i^T / sqrt(hd) + mask) V_i
 
-B batch, T queries, S keys, H heads, D = H * hd. Two ways through the same eight steps: one fused kernel (the default), and
-the steps one by one (`mha.fused = False`), for reading, tracing and checking.
+B batch, T queries, S keys, H heads, D = H * hd. Two ways through the same eight steps: one fused kernel (the default),
+and the steps one by one (`mha.fused = False`), for reading, tracing and checking.
 """
 
 import math
@@ -21,7 +21,9 @@ from cmha.tensor import make, to_tensor
 
 def split_heads(x, n_head):
     """(B, T, D) -> (B*H, T, hd). The permute must come before the last reshape, or heads and time get mixed."""
-    B, T, D = x.shape
+    B, T, D = _three_axes("split_heads", "x (B, T, D)", x)
+    if D % check_integer("split_heads", "n_head", n_head, 1):
+        raise ValueError(f"[split_heads] the last axis must be divisible by n_head; got x {x.shape}, n_head={n_head}")
     x = x.reshape(B, T, n_head, D // n_head)  # (B, T, H, hd)   cut D into heads: a view
     x = x.permute(0, 2, 1, 3)                 # (B, H, T, hd)   bring H forward: a view
     return x.reshape(B * n_head, T, D // n_head)  # (B*H, T, hd)  one batch entry per head: copies unless B, T or H is 1
@@ -29,10 +31,18 @@ def split_heads(x, n_head):
 
 def merge_heads(x, n_head):
     """(B*H, T, hd) -> (B, T, D): the mirror of split_heads, in the mirror order."""
-    BH, T, hd = x.shape
+    BH, T, hd = _three_axes("merge_heads", "x (B*H, T, hd)", x)
+    if BH % check_integer("merge_heads", "n_head", n_head, 1):
+        raise ValueError(f"[merge_heads] the first axis must be divisible by n_head; got x {x.shape}, n_head={n_head}")
     x = x.reshape(BH // n_head, n_head, T, hd)  # (B, H, T, hd)   a view
     x = x.permute(0, 2, 1, 3)                   # (B, T, H, hd)   a view
     return x.reshape(BH // n_head, T, n_head * hd)  # (B, T, D)   copies unless T, H or hd is 1
+
+
+def _three_axes(op, wanted, x):
+    if x.ndim != 3:
+        raise ValueError(f"[{op}] needs {wanted}; got x {x.shape}")
+    return x.shape
 
 
 def causal_mask(T, S=None):
@@ -45,8 +55,9 @@ def causal_mask(T, S=None):
 class MultiHeadAttention(Module):
     """Self-attention of n_head heads over n_embd, or cross-attention with `key_value`.
 
-    n_kv_head: number of key/value heads (grouped-query attention), n_head by default. dropout: of the attention weights,
-    in training. output_projection=False leaves c_proj out. fused=False (an attribute) takes the eight steps one by one.
+    n_kv_head: number of key/value heads (grouped-query attention), n_head by default. dropout: of the attention
+    weights, in training. output_projection=False leaves c_proj out. fused = False (an attribute) takes the eight
+    steps one by one.
     """
 
     def __init__(self, n_embd, n_head, *, n_kv_head=None, bias=True, dropout=0.0, output_projection=True):
@@ -59,7 +70,8 @@ class MultiHeadAttention(Module):
             raise ValueError(f"[{op}] n_embd must be divisible by n_head; got n_embd={n_embd}, n_head={n_head}. "
                              f"Nearest: {' or '.join(map(str, near))}")  # fmt: skip
         if n_head % n_kv_head:
-            raise ValueError(f"[{op}] n_head must be divisible by n_kv_head; got n_head={n_head}, n_kv_head={n_kv_head}")
+            got = f"n_head={n_head}, n_kv_head={n_kv_head}"
+            raise ValueError(f"[{op}] n_head must be divisible by n_kv_head; got {got}")
         self.n_head, self.n_kv_head, self.head_dim = n_head, n_kv_head, n_embd // n_head
         self.dropout = check_probability(op, "dropout", dropout)
         self.fused = True
@@ -77,7 +89,7 @@ class MultiHeadAttention(Module):
 
         mask: bool (True = may attend) or float (added to the scores), (T, S) or broadcastable to (B, H, T, S).
         is_causal: query i sees keys up to i + S - T. key_mask: bool (B, S), True = a real token. cache: a KVCache; keys
-        and values are appended to it (inference only: no gradients). key_value: (B, S, D), keys and values come from it.
+        and values are appended to it (inference only: no gradients). key_value: (B, S, D), where they come from.
         """
         if cache is not None:
             with no_grad():
@@ -135,7 +147,7 @@ class MultiHeadAttention(Module):
         return x.reshape(B, n, width // self.head_dim, self.head_dim).permute(0, 2, 1, 3)
 
     def _split_keys(self, x):
-        """(B, S, H_kv * hd), or (B, H_kv, S, hd) of a cache -> (B*H, S, hd); a group of query heads shares its key head."""
+        """(B, S, H_kv * hd), or (B, H_kv, S, hd) of a cache -> (B*H, S, hd); a group of heads shares one key head."""
         if x.ndim == 3 and self.n_kv_head == self.n_head:
             return split_heads(x, self.n_head)
         x = self._heads(x) if x.ndim == 3 else x
@@ -144,7 +156,7 @@ class MultiHeadAttention(Module):
         return x.reshape(B * self.n_head, S, hd)
 
     def _added_mask(self, B, T, S, options):
-        """All that hides keys as one float mask: (T, S) where it is the same for every head, else (B*H, T, S); or None."""
+        """All that hides keys as one float mask: (T, S) where that serves every head, else (B*H, T, S); or None."""
         mask, key_mask = options["mask"], options["key_mask"]
         added = None if mask is None else np.asarray(mask)
         if mask is not None and mask.dtype == "bool":
@@ -163,7 +175,8 @@ class MultiHeadAttention(Module):
         if "dropout_p" not in options:
             return weights
         first = options["first_row"] * self.n_head * weights.shape[1] * weights.shape[2]
-        return make(ops.dropout, weights, p=options["dropout_p"], seed=options["seed"], stream=options["stream"], first=first)
+        draws = {"p": options["dropout_p"], "seed": options["seed"], "stream": options["stream"], "first": first}
+        return make(ops.dropout, weights, **draws)
 
     def _checked(self, name, x):
         x = to_tensor(x, "attention").float()
@@ -175,7 +188,8 @@ class MultiHeadAttention(Module):
         mask = attention_mask(mask)
         wanted = (x.shape[0], self.n_head, x.shape[1], S)
         if mask is not None and any(m not in (1, n) for m, n in zip(mask.shape, wanted[4 - mask.ndim :], strict=True)):
-            raise ValueError(f"[attention] mask must broadcast to (B, H, T, S); got mask {mask.shape}, expected {wanted}")
+            got = f"mask {mask.shape}, expected {wanted}"
+            raise ValueError(f"[attention] mask must broadcast to (B, H, T, S); got {got}")
         return mask
 
     def _checked_key_mask(self, key_mask, x, S):

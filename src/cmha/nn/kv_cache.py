@@ -30,7 +30,7 @@ class KVCache:
                 f"capacity={self.capacity}, length={len(self)})")  # fmt: skip
 
     def write(self, k, v):
-        """Put k, v (B, H_kv, n, hd) behind the present end without moving it; returns all keys and values up to there."""
+        """Put k, v (B, H_kv, n, hd) behind the present end without moving it; returns all keys and all values."""
         k, v = to_tensor(k, "kv_cache").float().data, to_tensor(v, "kv_cache").float().data
         start, n = len(self), k.shape[2] if k.ndim == 4 else 0
         wanted = (self.batch_size, self.n_head, n, self.head_dim)
@@ -38,7 +38,9 @@ class KVCache:
             raise ValueError(f"[kv_cache] k and v must be (B, H, n, hd) = {wanted[:2] + ('n',) + wanted[3:]}; "
                              f"got k {k.shape}, v {v.shape}")  # fmt: skip
         if start + n > self.capacity:
-            raise ValueError(f"[kv_cache] the cache is full; got {n} positions behind {start}, expected at most {self.capacity}")
+            raise ValueError(
+                f"[kv_cache] the cache is full; got {n} positions behind {start}, expected at most {self.capacity}"
+            )
         place = (slice(None), slice(None), slice(start, start + n))
         _core.assign(self._k[place], k)
         _core.assign(self._v[place], v)
@@ -46,7 +48,7 @@ class KVCache:
         return Tensor(self._k[used]), Tensor(self._v[used])
 
     def append(self, k, v):
-        """(B, H_kv, n, hd) twice -> all keys, all values (B, H_kv, len, hd). Full or mismatched: ValueError, unchanged."""
+        """(B, H_kv, n, hd) twice -> all keys, all values (B, H_kv, len, hd). Full, mismatched: an error, unchanged."""
         k_all, v_all = self.write(k, v)
         self.lengths += k_all.shape[2] - len(self)
         return k_all, v_all

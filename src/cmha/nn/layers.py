@@ -50,7 +50,9 @@ class Embedding(Module):
     """A table of n rows; ids (...) -> (..., width). Starts standard normal."""
 
     def __init__(self, n, width):
-        self.weight = randn(check_integer("embedding", "n", n, 1), check_integer("embedding", "width", width, 1), requires_grad=True)
+        self.weight = randn(
+            check_integer("embedding", "n", n, 1), check_integer("embedding", "width", width, 1), requires_grad=True
+        )
 
     def forward(self, ids):
         ids = to_tensor(ids, "embedding")
@@ -60,7 +62,7 @@ class Embedding(Module):
 
 
 class Dropout(Module):
-    """In training each element is dropped with probability p, the others grow by 1 / (1 - p); in eval mode the identity."""
+    """In training an element is dropped with probability p and the others grow by 1 / (1 - p); else the identity."""
 
     def __init__(self, p=0.0):
         self.p = check_probability("dropout", "p", p)

@@ -5,8 +5,8 @@ from cmha.tensor import Tensor, to_tensor
 
 
 class Module:
-    """Parameters are the attributes that are leaf Tensors needing gradients, those of attributes that are Modules, and of
-    lists of Modules, in the order of assignment. Calling a module calls its forward."""
+    """Parameters are the attributes that are leaf Tensors needing gradients, those of attributes that are Modules, and
+    of lists of Modules, in the order of assignment. Calling a module calls its forward."""
 
     training = True
 
@@ -54,7 +54,9 @@ class Module:
         faults += [f"unknown {name}" for name in state if name not in own]
         new = {name: to_tensor(state[name], "load_state_dict").float() for name in own if name in state}
         faults += [
-            f"{name} has shape {t.shape}, expected {own[name].shape}" for name, t in new.items() if t.shape != own[name].shape
+            f"{name} has shape {t.shape}, expected {own[name].shape}"
+            for name, t in new.items()
+            if t.shape != own[name].shape
         ]
         if faults:
             more = f" and {len(faults) - 10} more" if len(faults) > 10 else ""

@@ -1,7 +1,7 @@
 """Differentiable ops: arrays in, (array, vjp) out.
 
-vjp(dy) returns one gradient per array argument (None where there is none) and changes nothing. A gradient may still have
-the broadcast shape: summing it to its argument's shape, like all accumulation, is done in autograd.py.
+vjp(dy) returns one gradient per array argument (None where there is none) and changes nothing. A gradient may still
+have the broadcast shape: summing it to its argument's shape, like all accumulation, is done in autograd.py.
 """
 
 from cmha.ops.arithmetic import add, divide, multiply, negative, power, subtract
@@ -20,7 +20,7 @@ from cmha.ops.unary import abs, clip, exp, log, relu, sigmoid, sqrt, tanh
 
 __all__ = [
     "abs", "add", "attention", "cat", "clip", "contiguous", "cross_entropy", "divide", "dropout", "embedding", "exp",
-    "expand", "gelu", "index", "layer_norm", "linear", "log", "log_softmax", "matmul", "max", "mean", "min", "multi_head_attention",
-    "multiply", "negative", "permute", "power", "relu", "reshape", "sigmoid", "softmax", "sqrt", "subtract", "sum", "tanh", "var",
-    "where",
+    "expand", "gelu", "index", "layer_norm", "linear", "log", "log_softmax", "matmul", "max", "mean", "min",
+    "multi_head_attention", "multiply", "negative", "permute", "power", "relu", "reshape", "sigmoid", "softmax", "sqrt",
+    "subtract", "sum", "tanh", "var", "where",
 ]  # fmt: skip

@@ -8,7 +8,7 @@ from cmha import _core
 
 
 def attention(q, k, v, *, need_weights=False, **options):
-    """q (B, H, T, hd), k v (B, H_kv, S, hd) -> y (B, H, T, hd), or (y, weights (B, H, T, S)); weights are without dropout."""
+    """q (B, H, T, hd), k v (B, H_kv, S, hd) -> y (B, H, T, hd), or (y, weights (B, H, T, S) without dropout)."""
     y, row_max, row_sum = _core.attention_forward(q, k, v, **options)
 
     def vjp(dy):

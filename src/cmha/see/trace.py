@@ -34,7 +34,9 @@ def trace(mha, x):
     finally:
         mha.fused, mha.training = fused, training
     of_keys = _SPLIT if mha.n_kv_head == mha.n_head else _SPLIT_GROUP
-    split = [(op, 3, f"split heads: {op}", t) for t, ops in (("q", _SPLIT), ("k", of_keys), ("v", of_keys)) for op in ops]
+    split = [
+        (op, 3, f"split heads: {op}", t) for t, ops in (("q", _SPLIT), ("k", of_keys), ("v", of_keys)) for op in ops
+    ]
     plan = _PROJECT + split + _ATTEND + _MERGE + (_MIX if mha.c_proj is not None else [])
     if [event[0] for event in events] != [step[0] for step in plan]:
         raise RuntimeError("cmha internal error: the steps of attention and of trace differ, please report")

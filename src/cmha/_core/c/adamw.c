@@ -39,11 +39,11 @@ void KERNEL_NAME(adamw)(float *p, float *m, float *v, const float *g, ptrdiff_t 
         .shrink = (float)(lr * weight_decay), .step = (float)(lr / correction1),
         .root = (float)(1.0 / sqrt(correction2)), .beta1 = (float)beta1, .rest1 = (float)(1.0 - beta1),
         .beta2 = (float)beta2, .rest2 = (float)(1.0 - beta2), .eps = (float)eps, .grad_scale = (float)grad_scale};
-    CMHA_PARALLEL(threads) {
+    CMHA_PARALLEL(threads, {
         ptrdiff_t i, end;
         thread_share(n, 16, &i, &end);
         if (lr == 0) adamw_part(p + i, m + i, v + i, g + i, end - i, &factors, 0, 0);
         else if (weight_decay == 0) adamw_part(p + i, m + i, v + i, g + i, end - i, &factors, 0, 1);
         else adamw_part(p + i, m + i, v + i, g + i, end - i, &factors, 1, 1);
-    }
+    })
 }

@@ -164,11 +164,11 @@ void KERNEL_NAME(attention_forward)(const cmha_heads *y, float *row_max, float *
                                     float *scratch, int threads) {
     if (call->H_kv == 0 || call->T == 0) return;
     const ptrdiff_t each = part_rows(call, threads), parts = count_parts(call, each);
-    CMHA_PARALLEL(threads) {
+    CMHA_PARALLEL(threads, {
         forward_scratch own = forward_layout(scratch + thread_number() * forward_floats(call), call);
         for (ptrdiff_t i = thread_number(); i < parts; i += thread_count()) /* in turn: later parts see more keys */
             forward_part(y, row_max, row_sum, q, k, v, call, part_number(call, i, each), own);
-    }
+    })
 }
 
 /* ------------------------------------------------------------------------------------------------------ weights */
@@ -208,9 +208,9 @@ void KERNEL_NAME(attention_weights)(float *weights, const float *row_max, const 
                                     const cmha_heads *k, const cmha_attention *call, float *scratch, int threads) {
     if (call->H_kv == 0 || call->T == 0) return;
     const ptrdiff_t each = part_rows(call, threads), parts = count_parts(call, each);
-    CMHA_PARALLEL(threads) {
+    CMHA_PARALLEL(threads, {
         forward_scratch own = forward_layout(scratch + thread_number() * forward_floats(call), call);
         for (ptrdiff_t i = thread_number(); i < parts; i += thread_count())
             weights_part(weights, row_max, row_sum, q, k, call, part_number(call, i, each), own);
-    }
+    })
 }

@@ -54,7 +54,7 @@ static void each_row(row_function row, void *y, ptrdiff_t y_size, const float *a
     axes_t axes = broadcast_axes(3, ndim, shape, (const ptrdiff_t *[]){a_strides, b_strides},
                                  (const ptrdiff_t[]){y_size, sizeof(float), sizeof(float)});
     if (!axes_finish(&axes)) return;
-    CMHA_PARALLEL(threads) {
+    CMHA_PARALLEL(threads, {
         axes_t part = axes;
         char *p[3] = {y, (char *)a, (char *)b};
         ptrdiff_t index[CMHA_MAX_NDIM] = {0};
@@ -66,7 +66,7 @@ static void each_row(row_function row, void *y, ptrdiff_t y_size, const float *a
                     row(p[0] + i * part.step[0][r], (const float *)(p[1] + i * part.step[1][r]),
                         (const float *)(p[2] + i * part.step[2][r]), part.shape[c], a_step, b_step);
             while (axes_next(&part, index, p));
-    }
+    })
 }
 
 void KERNEL_NAME(binary)(float *y, const float *a, const float *b, int op, int ndim, const ptrdiff_t *shape,
@@ -104,7 +104,7 @@ void KERNEL_NAME(where)(float *y, const uint8_t *condition, const float *a, cons
     axes_t axes = broadcast_axes(4, ndim, shape, (const ptrdiff_t *[]){condition_strides, a_strides, b_strides},
                                  (const ptrdiff_t[]){sizeof(float), 1, sizeof(float), sizeof(float)});
     if (!axes_finish(&axes)) return;
-    CMHA_PARALLEL(threads) {
+    CMHA_PARALLEL(threads, {
         axes_t part = axes;
         char *p[4] = {(char *)y, (char *)condition, (char *)a, (char *)b};
         ptrdiff_t index[CMHA_MAX_NDIM] = {0};
@@ -118,5 +118,5 @@ void KERNEL_NAME(where)(float *y, const uint8_t *condition, const float *a, cons
                               (const float *)(p[2] + i * part.step[2][r]), (const float *)(p[3] + i * part.step[3][r]),
                               part.shape[c], c_step, a_step, b_step);
             while (axes_next(&part, index, p));
-    }
+    })
 }

@@ -85,28 +85,28 @@ void KERNEL_NAME(copy)(void *y, const void *x, ptrdiff_t itemsize, int ndim, con
                  (const ptrdiff_t[]){y_strides[order[d]] * itemsize, x_strides[order[d]] * itemsize});
     if (!axes_finish(&axes)) return;
     if (axes.step[1][axes.ndim - 1] != itemsize) pair_axes(&axes);
-    CMHA_PARALLEL(threads) {
+    CMHA_PARALLEL(threads, {
         axes_t part = axes;
         char *p[2] = {y, (char *)x};
         ptrdiff_t index[CMHA_MAX_NDIM] = {0};
         if (axes_part(&part, p))
             do copy_rows(p[0], p[1], itemsize, &part);
             while (axes_next(&part, index, p));
-    }
+    })
 }
 
 void KERNEL_NAME(int64_to_float)(float *y, const int64_t *x, ptrdiff_t n, int threads) {
-    CMHA_PARALLEL(threads) {
+    CMHA_PARALLEL(threads, {
         ptrdiff_t begin, end;
         thread_share(n, 16, &begin, &end);
         for (ptrdiff_t i = begin; i < end; i++) y[i] = (float)x[i];
-    }
+    })
 }
 
 void KERNEL_NAME(bool_to_float)(float *y, const uint8_t *x, ptrdiff_t n, int threads) {
-    CMHA_PARALLEL(threads) {
+    CMHA_PARALLEL(threads, {
         ptrdiff_t begin, end;
         thread_share(n, 16, &begin, &end);
         for (ptrdiff_t i = begin; i < end; i++) y[i] = x[i] ? 1.0f : 0.0f;
-    }
+    })
 }

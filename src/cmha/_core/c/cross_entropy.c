@@ -54,7 +54,7 @@ void KERNEL_NAME(cross_entropy)(float *loss, int64_t *count, float *dlogits, con
                                 int threads) {
     int64_t counted = 0;
     for (ptrdiff_t i = 0; i < M; i++) counted += targets[i] != ignore_index;
-    CMHA_PARALLEL(threads) {
+    CMHA_PARALLEL(threads, {
         ptrdiff_t begin, end;
         thread_share(M, 1, &begin, &end);
         for (ptrdiff_t i = begin; i < end; i++) {
@@ -66,7 +66,7 @@ void KERNEL_NAME(cross_entropy)(float *loss, int64_t *count, float *dlogits, con
                 if (gradient) row_fill(gradient, 0.0f, V);
             }
         }
-    }
+    })
     *count = counted;
     *loss = counted > 0 ? (float)(sum_rows(rows, M) / (double)counted) : 0.0f;
 }

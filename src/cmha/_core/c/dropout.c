@@ -51,7 +51,7 @@ void KERNEL_NAME(dropout)(float *y, const float *x, ptrdiff_t n, float p, uint64
         memset(y, 0, (size_t)n * sizeof(float));
         return;
     }
-    CMHA_PARALLEL(threads) {
+    CMHA_PARALLEL(threads, {
         const uint32_t lowest = (uint32_t)threshold;
         ptrdiff_t i, end;
         uint32_t draws[4 * GROUP];
@@ -70,5 +70,5 @@ void KERNEL_NAME(dropout)(float *y, const float *x, ptrdiff_t n, float p, uint64
             const int few = end - i < 16 ? (int)(end - i) : 16;
             dropout_few(y + i, x + i, seed, stream, first + (uint64_t)i, few, p);
         }
-    }
+    })
 }

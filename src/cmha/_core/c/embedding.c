@@ -10,16 +10,16 @@ Threads take tokens forward, columns backward: never tokens there, so that the o
 
 void KERNEL_NAME(embedding_forward)(float *y, const float *weight, const int64_t *ids, ptrdiff_t n, ptrdiff_t D,
                                     int threads) {
-    CMHA_PARALLEL(threads) {
+    CMHA_PARALLEL(threads, {
         ptrdiff_t begin, end;
         thread_share(n, 1, &begin, &end);
         for (ptrdiff_t i = begin; i < end; i++) memcpy(y + i * D, weight + ids[i] * D, (size_t)D * sizeof(float));
-    }
+    })
 }
 
 void KERNEL_NAME(embedding_backward)(float *dweight, const float *dy, const int64_t *ids, ptrdiff_t n, ptrdiff_t V,
                                      ptrdiff_t D, int threads) {
-    CMHA_PARALLEL(threads) {
+    CMHA_PARALLEL(threads, {
         ptrdiff_t begin, end;
         thread_share(D, 16, &begin, &end);
         if (begin < end)
@@ -29,5 +29,5 @@ void KERNEL_NAME(embedding_backward)(float *dweight, const float *dy, const int6
             const float *restrict from = dy + i * D;
             for (ptrdiff_t j = begin; j < end; j++) to[j] += from[j];
         }
-    }
+    })
 }

@@ -49,11 +49,11 @@ static void forward_row(float *restrict y, float *restrict stats, const float *r
 
 void KERNEL_NAME(layer_norm_forward)(float *y, float *stats, const float *x, const float *gamma, const float *beta,
                                      ptrdiff_t M, ptrdiff_t N, float eps, int threads) {
-    CMHA_PARALLEL(threads) {
+    CMHA_PARALLEL(threads, {
         ptrdiff_t begin, end;
         thread_share(M, 1, &begin, &end);
         for (ptrdiff_t i = begin; i < end; i++) forward_row(y + i * N, stats + 3 * i, x + i * N, gamma, beta, N, eps);
-    }
+    })
 }
 
 /* The two row sums of dx in one pass, g and g * x_hat; absent lanes are 0 whatever x_hat has become there. */
@@ -117,7 +117,7 @@ static void backward_strip(float *dgamma, float *dbeta, const float *dy, const f
 
 void KERNEL_NAME(layer_norm_backward)(float *dx, float *dgamma, float *dbeta, const float *dy, const float *x,
                                       const float *stats, const float *gamma, ptrdiff_t M, ptrdiff_t N, int threads) {
-    CMHA_PARALLEL(threads) {
+    CMHA_PARALLEL(threads, {
         ptrdiff_t begin, end;
         if (dgamma || dbeta) {
             thread_share(N, 16, &begin, &end);
@@ -130,5 +130,5 @@ void KERNEL_NAME(layer_norm_backward)(float *dx, float *dgamma, float *dbeta, co
             for (ptrdiff_t i = begin; i < end; i++)
                 backward_row(dx + i * N, dy + i * N, x + i * N, stats + 3 * i, gamma, N);
         }
-    }
+    })
 }

@@ -165,11 +165,7 @@ void KERNEL_NAME(matmul)(const cmha_matrix *c, const cmha_matrix *a, const cmha_
     const int turned = N == 1 && M > 1 && c->row == 1 && !bias; /* one column is the row of the transposed product */
     if (turned) w.a = &a_turned, w.b = &b_turned, w.M = 1, w.N = M;
     plan(&w, threads);
-    if (threads > 1) {
-        CMHA_PARALLEL(threads) run_share(&w);
-    } else {
-        run_share(&w); /* entering a region costs as much as a small product */
-    }
+    CMHA_PARALLEL(threads, { run_share(&w); })
 }
 
 /* The definition, in three loops. */

@@ -1,11 +1,13 @@
 /*
 The only file that names OpenMP. Without a compiler that has it, every region runs on one thread.
 
-    CMHA_PARALLEL(threads) {
+    CMHA_PARALLEL(threads, {
         ptrdiff_t begin, end;
         thread_share(rows, 1, &begin, &end);       // this thread's part of `rows`, in whole units
         for (ptrdiff_t i = begin; i < end; i++) ...
-    }
+    })
+
+One thread runs the same block without a region: entering one costs as much as a small kernel (0.4 us).
 
 Parts are whole outputs, or whole blocks of a sum (design: threads never split the inside of a sum), so the number of
 threads changes no bit. How many threads really came is asked inside the region: the system may send fewer.
@@ -18,14 +20,17 @@ threads changes no bit. How many threads really came is asked inside the region:
 #ifdef _OPENMP
 #include <omp.h>
 #define CMHA_PRAGMA(text) _Pragma(#text)
-#define CMHA_PARALLEL(threads) CMHA_PRAGMA(omp parallel num_threads(threads) if ((threads) > 1))
+#define CMHA_PARALLEL(threads, ...)                                          \
+    if ((threads) > 1) {                                                     \
+        CMHA_PRAGMA(omp parallel num_threads(threads)) __VA_ARGS__           \
+    } else __VA_ARGS__
 static inline int thread_number(void) { return omp_get_thread_num(); }
 static inline int thread_count(void) { return omp_get_num_threads(); }
 static inline int threads_available(void) { return 1; }
 /* A forked child has no pool threads and would wait for them for ever: end them before the fork. */
 static inline void threads_pause(void) { omp_pause_resource_all(omp_pause_hard); }
 #else
-#define CMHA_PARALLEL(threads)
+#define CMHA_PARALLEL(threads, ...) __VA_ARGS__
 static inline int thread_number(void) { return 0; }
 static inline int thread_count(void) { return 1; }
 static inline int threads_available(void) { return 0; }

@@ -44,7 +44,7 @@ static void strip_sum(double *totals, const float *x, ptrdiff_t n, ptrdiff_t inn
 
 void KERNEL_NAME(sum)(float *y, const float *x, ptrdiff_t outer, ptrdiff_t n, ptrdiff_t inner, double divisor,
                       int threads) {
-    CMHA_PARALLEL(threads) {
+    CMHA_PARALLEL(threads, {
         ptrdiff_t group, end, o, column;
         double totals[SUM_STRIP];
         thread_share(outer * groups_of(inner), 1, &group, &end);
@@ -58,7 +58,7 @@ void KERNEL_NAME(sum)(float *y, const float *x, ptrdiff_t outer, ptrdiff_t n, pt
             strip_sum(totals, x + o * n * inner + column, n, inner, width);
             for (ptrdiff_t c = 0; c < width; c++) y[o * inner + column + c] = (float)(totals[c] / divisor);
         }
-    }
+    })
 }
 
 static float row_var(const float *x, ptrdiff_t n) {
@@ -100,7 +100,7 @@ static void strip_var(float *y, const float *x, ptrdiff_t n, ptrdiff_t inner, in
 }
 
 void KERNEL_NAME(var)(float *y, const float *x, ptrdiff_t outer, ptrdiff_t n, ptrdiff_t inner, int threads) {
-    CMHA_PARALLEL(threads) {
+    CMHA_PARALLEL(threads, {
         ptrdiff_t group, end, o, column;
         thread_share(outer * groups_of(inner), 1, &group, &end);
         while (group < end) {
@@ -112,7 +112,7 @@ void KERNEL_NAME(var)(float *y, const float *x, ptrdiff_t outer, ptrdiff_t n, pt
             ptrdiff_t width = take_strip(&group, end, inner, 16, &o, &column);
             strip_var(y + o * inner + column, x + o * n * inner + column, n, inner, (int)width);
         }
-    }
+    })
 }
 
 /* Two passes: the extreme value (and is there a NaN?), then the first place that has it. */
@@ -141,7 +141,7 @@ static ptrdiff_t row_extreme(const float *x, ptrdiff_t n, int sign) {
 
 void KERNEL_NAME(extreme)(float *y, int64_t *index, const float *x, int sign, ptrdiff_t outer, ptrdiff_t n,
                           ptrdiff_t inner, int threads) {
-    CMHA_PARALLEL(threads) {
+    CMHA_PARALLEL(threads, {
         ptrdiff_t group, end, o, column;
         thread_share(outer * groups_of(inner), 1, &group, &end);
         while (group < end) {
@@ -163,13 +163,13 @@ void KERNEL_NAME(extreme)(float *y, int64_t *index, const float *x, int sign, pt
                     if (further | ((v != v) & (best == best))) y_o[c] = v, index_o[c] = i;
                 }
         }
-    }
+    })
 }
 
 /* Threads take rows of dx, of any outer index: each clears its own and sets what falls into them. */
 void KERNEL_NAME(extreme_backward)(float *dx, const float *dy, const int64_t *index, ptrdiff_t outer, ptrdiff_t n,
                                    ptrdiff_t inner, int threads) {
-    CMHA_PARALLEL(threads) {
+    CMHA_PARALLEL(threads, {
         ptrdiff_t begin, end;
         thread_share(outer * n, 1, &begin, &end);
         if (begin < end && inner > 0) {
@@ -180,17 +180,17 @@ void KERNEL_NAME(extreme_backward)(float *dx, const float *dy, const int64_t *in
                     if (row >= begin && row < end) dx[row * inner + c] = dy[o * inner + c];
                 }
         }
-    }
+    })
 }
 
 void KERNEL_NAME(sum_of_squares)(double *y, const float *x, ptrdiff_t n, double *totals, int threads) {
     const ptrdiff_t blocks = (n + SUM_BLOCK - 1) / SUM_BLOCK;
-    CMHA_PARALLEL(threads) {
+    CMHA_PARALLEL(threads, {
         ptrdiff_t begin, end;
         thread_share(blocks, 1, &begin, &end);
         for (ptrdiff_t b = begin; b < end; b++)
             totals[b] = double_block(x + b * SUM_BLOCK, smaller(SUM_BLOCK, n - b * SUM_BLOCK), 1);
-    }
+    })
     *y = 0;
     for (ptrdiff_t b = 0; b < blocks; b++) *y += totals[b];
 }

@@ -17,7 +17,11 @@ v_sum adds lane i to lane i + 8, then 4, 2, 1; v_fma rounds once. Tails: v_load_
 #include <stdint.h>
 #include <string.h>
 
+#ifdef CMHA_SANITIZE /* with the sanitizers' checks in every copy the compiler would take minutes over one file */
+#define INLINE static inline __attribute__((unused))
+#else
 #define INLINE static inline __attribute__((always_inline, unused))
+#endif
 
 /* a * b + c rounded once. Without an instruction: the product is exact in double, the sum is rounded to odd (so that the
    last bit remembers what was lost), and the cast to float is then the only rounding. Boldo & Melquiond 2008. */

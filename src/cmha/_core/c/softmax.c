@@ -32,11 +32,11 @@ static void softmax_row(float *restrict y, const float *restrict x, ptrdiff_t N)
 }
 
 void KERNEL_NAME(softmax_forward)(float *y, const float *x, ptrdiff_t M, ptrdiff_t N, int threads) {
-    CMHA_PARALLEL(threads) {
+    CMHA_PARALLEL(threads, {
         ptrdiff_t begin, end;
         thread_share(M, 1, &begin, &end);
         for (ptrdiff_t i = begin; i < end; i++) softmax_row(y + i * N, x + i * N, N);
-    }
+    })
 }
 
 static void softmax_backward_row(float *restrict dx, const float *restrict dy, const float *restrict y, ptrdiff_t N) {
@@ -50,11 +50,11 @@ static void softmax_backward_row(float *restrict dx, const float *restrict dy, c
 }
 
 void KERNEL_NAME(softmax_backward)(float *dx, const float *dy, const float *y, ptrdiff_t M, ptrdiff_t N, int threads) {
-    CMHA_PARALLEL(threads) {
+    CMHA_PARALLEL(threads, {
         ptrdiff_t begin, end;
         thread_share(M, 1, &begin, &end);
         for (ptrdiff_t i = begin; i < end; i++) softmax_backward_row(dx + i * N, dy + i * N, y + i * N, N);
-    }
+    })
 }
 
 static void log_softmax_row(float *restrict y, const float *restrict x, ptrdiff_t N) {
@@ -69,11 +69,11 @@ static void log_softmax_row(float *restrict y, const float *restrict x, ptrdiff_
 }
 
 void KERNEL_NAME(log_softmax_forward)(float *y, const float *x, ptrdiff_t M, ptrdiff_t N, int threads) {
-    CMHA_PARALLEL(threads) {
+    CMHA_PARALLEL(threads, {
         ptrdiff_t begin, end;
         thread_share(M, 1, &begin, &end);
         for (ptrdiff_t i = begin; i < end; i++) log_softmax_row(y + i * N, x + i * N, N);
-    }
+    })
 }
 
 static void log_softmax_backward_row(float *restrict dx, const float *restrict dy, const float *restrict y,
@@ -93,9 +93,9 @@ static void log_softmax_backward_row(float *restrict dx, const float *restrict d
 
 void KERNEL_NAME(log_softmax_backward)(float *dx, const float *dy, const float *y, ptrdiff_t M, ptrdiff_t N,
                                        int threads) {
-    CMHA_PARALLEL(threads) {
+    CMHA_PARALLEL(threads, {
         ptrdiff_t begin, end;
         thread_share(M, 1, &begin, &end);
         for (ptrdiff_t i = begin; i < end; i++) log_softmax_backward_row(dx + i * N, dy + i * N, y + i * N, N);
-    }
+    })
 }

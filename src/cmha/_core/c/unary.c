@@ -33,12 +33,12 @@ INLINE v16 unary_vector(v16 x, int op) {
 }
 
 void KERNEL_NAME(unary)(float *y, const float *x, int op, ptrdiff_t n, int threads) {
-    CMHA_PARALLEL(threads) {
+    CMHA_PARALLEL(threads, {
         ptrdiff_t begin, end;
         thread_share(n, 16, &begin, &end);
         for (ptrdiff_t i = begin; i < end; i += 16)
             v_store_up_to(y + i, unary_vector(v_load_up_to(x + i, end - i), op), end - i);
-    }
+    })
 }
 
 /* `saved` is y for the functions whose slope follows from their value, x for the others. */
@@ -60,30 +60,30 @@ void KERNEL_NAME(unary_backward)(float *dx, const float *dy, const float *x, con
                                  int threads) {
     int from_y = op == CMHA_EXP || op == CMHA_SQRT || op == CMHA_TANH || op == CMHA_SIGMOID;
     const float *saved = op == CMHA_NEGATIVE ? dy : from_y ? y : x;
-    CMHA_PARALLEL(threads) {
+    CMHA_PARALLEL(threads, {
         ptrdiff_t begin, end;
         thread_share(n, 16, &begin, &end);
         for (ptrdiff_t i = begin; i < end; i += 16) {
             v16 d = v_load_up_to(dy + i, end - i), s = v_load_up_to(saved + i, end - i);
             v_store_up_to(dx + i, unary_slope_vector(d, s, op), end - i);
         }
-    }
+    })
 }
 
 void KERNEL_NAME(clip_forward)(float *y, const float *x, float lowest, float highest, ptrdiff_t n, int threads) {
-    CMHA_PARALLEL(threads) {
+    CMHA_PARALLEL(threads, {
         ptrdiff_t begin, end;
         thread_share(n, 16, &begin, &end);
         for (ptrdiff_t i = begin; i < end; i += 16) {
             v16 raised = v_max(v_set1(lowest), v_load_up_to(x + i, end - i));
             v_store_up_to(y + i, v_min(v_set1(highest), raised), end - i);
         }
-    }
+    })
 }
 
 void KERNEL_NAME(clip_backward)(float *dx, const float *dy, const float *x, float lowest, float highest, ptrdiff_t n,
                                 int threads) {
-    CMHA_PARALLEL(threads) {
+    CMHA_PARALLEL(threads, {
         ptrdiff_t begin, end;
         thread_share(n, 16, &begin, &end);
         for (ptrdiff_t i = begin; i < end; i += 16) {
@@ -91,5 +91,5 @@ void KERNEL_NAME(clip_backward)(float *dx, const float *dy, const float *x, floa
             m16 inside = m_and(v_le(v_set1(lowest), a), v_le(a, v_set1(highest)));
             v_store_up_to(dx + i, v_select(inside, d, v_zero()), end - i);
         }
-    }
+    })
 }
