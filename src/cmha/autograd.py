@@ -10,21 +10,27 @@ from contextlib import ContextDecorator, contextmanager
 
 from cmha import _core
 
-_state = threading.local()  # .off: depth of no_grad; .events: where `watch` records
+
+class _PerThread(threading.local):
+    off = 0  # depth of no_grad
+    events = None  # where `watch` records
+
+
+_state = _PerThread()
 
 
 class no_grad(ContextDecorator):
     """Inside (as a context or a decorator), this thread builds no graph."""
 
     def __enter__(self):
-        _state.off = getattr(_state, "off", 0) + 1
+        _state.off += 1
 
     def __exit__(self, *_):
         _state.off -= 1
 
 
 def is_grad_enabled():
-    return not getattr(_state, "off", 0)
+    return not _state.off
 
 
 class Node:
@@ -48,11 +54,11 @@ class Node:
 
 def apply(op, *tensors, **options):
     """Run op on the tensors' arrays; returns (array or tuple of arrays, Node or None)."""
-    need = not getattr(_state, "off", 0) and any([t.requires_grad for t in tensors])
+    need = not _state.off and True in [t._requires_grad for t in tensors]
     arrays = [t.data for t in tensors]
     if need:  # memory from outside may change before backward: keep a copy
         arrays = [_core.copy(a) if a.shared else a for a in arrays]
-    events = getattr(_state, "events", None)
+    events = _state.events
     if events is None:
         out, vjp = op(*arrays, **options)
     else:
@@ -62,7 +68,7 @@ def apply(op, *tensors, **options):
         events.append((op.__name__, arrays, first, time.perf_counter() - start))
     if not need:
         return out, None
-    parents = tuple([(t._node or t) if t.requires_grad else None for t in tensors])
+    parents = [(t._node or t) if t._requires_grad else None for t in tensors]
     # Only memory that is no op's result can be written in place: parameters, constants, detached aliases.
     saved = [a for a, t in zip(arrays, tensors, strict=True) if t._node is None]
     return out, Node(op.__name__, vjp, parents, (out[0] if isinstance(out, tuple) else out).shape, saved)
@@ -71,7 +77,7 @@ def apply(op, *tensors, **options):
 @contextmanager
 def watch():
     """Records every op that this thread runs inside, as (name, input arrays, output array, seconds)."""
-    before, _state.events = getattr(_state, "events", None), []
+    before, _state.events = _state.events, []
     try:
         yield _state.events
     finally:

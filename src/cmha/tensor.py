@@ -93,11 +93,10 @@ class Tensor:
     __array_ufunc__ = None  # a NumPy array on the left hands the operation to us
     __hash__ = object.__hash__
 
-    def __init__(self, data, requires_grad=False, *, _node=None):
+    def __init__(self, data, requires_grad=False):
         self.data = data if type(data) is _core.Array else to_tensor(data).data
-        self.grad = None
-        self._node = _node
-        self._requires_grad = _node is not None
+        self.grad = self._node = None
+        self._requires_grad = False
         if requires_grad:
             self.requires_grad = True
 
@@ -121,7 +120,7 @@ class Tensor:
 
     @property
     def dtype(self):
-        """ "float32", "int64" or "bool"."""
+        """One of "float32", "int64", "bool"."""
         return self.data.dtype
 
     @property
@@ -385,9 +384,16 @@ class Tensor:
 def make(op, *tensors, **options):
     """The tensor that op makes of `tensors`: the one door from Tensor into ops."""
     data, node = autograd.apply(op, *tensors, **options)
-    if isinstance(data, tuple):
-        return Tensor(data[0], _node=node), *(Tensor(extra) for extra in data[1:])
-    return Tensor(data, _node=node)
+    if type(data) is tuple:
+        return _made(data[0], node), *(_made(extra, None) for extra in data[1:])
+    return _made(data, node)
+
+
+def _made(data, node):
+    """A Tensor without the checks of its constructor: a graph makes thousands a second."""
+    t = object.__new__(Tensor)
+    t.data, t.grad, t._node, t._requires_grad = data, None, node, node is not None
+    return t
 
 
 def _unpickle(array, requires_grad):
