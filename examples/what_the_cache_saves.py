@@ -4,7 +4,8 @@ What the KV cache saves: the same text written with it and without it, multiplic
     python examples/what_the_cache_saves.py [NEW_TOKENS]
 
 Without a cache every new token sends the whole text so far through the model again. With one, only the new token goes
-through; its queries meet the keys and values kept from before. Not one bit of the result differs.
+through; its queries meet the keys and values kept from before. Not one bit of the result differs. Seconds shrink less
+than multiplications: one token keeps the kernels less busy, and every call and every weight read costs what it did.
 """
 
 import sys
@@ -19,7 +20,7 @@ new_tokens = int(sys.argv[1]) if len(sys.argv) > 1 else 192
 PROMPT = 16
 
 cmha.manual_seed(0)
-config = GPTConfig(vocab_size=65, block_size=PROMPT + new_tokens, n_layer=2, n_head=4, n_embd=64)
+config = GPTConfig(vocab_size=65, block_size=PROMPT + new_tokens, n_layer=4, n_head=4, n_embd=128)
 gpt = GPT(config)
 gpt.eval()
 prompt = np.random.default_rng(0).integers(0, config.vocab_size, (1, PROMPT))
