@@ -15,7 +15,7 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 CORE = Path("src/cmha/_core")
-KERNELS = sorted(str(p) for p in (CORE / "c").glob("*.c") if p.name != "dispatch.c")
+KERNELS = sorted(str(p) for p in (CORE / "c").glob("*.c") if p.name not in ("dispatch.c", "team.c"))
 HEADERS = sorted(str(p) for p in (CORE / "c").glob("*.h"))
 X86 = platform.machine().lower() in ("x86_64", "amd64", "i686")
 ARM = platform.machine().lower() in ("aarch64", "arm64")
@@ -40,7 +40,7 @@ class BuildVariants(build_ext):
     def build_extension(self, ext):
         openmp = [] if os.environ.get("CMHA_NO_OPENMP") else self.openmp_flags()
         if not openmp:
-            print("cmha: this compiler has no OpenMP: building for one thread")
+            print("cmha: this is not gcc with OpenMP: building for one thread")
         objects, tasks = [], []
         for name, (flags, here) in VARIANTS.items():
             if not here or not self.compiles("int main(void) { return 0; }", flags):
@@ -54,7 +54,7 @@ class BuildVariants(build_ext):
                 objects += built
         ext.extra_objects = objects
         ext.extra_compile_args = [*FLAGS, *openmp] + ([] if SANITIZE else ["-O2"])  # for calls and checks
-        ext.extra_link_args = openmp + (SANITIZERS if SANITIZE else [])
+        ext.extra_link_args = ["-pthread"] + (SANITIZERS if SANITIZE else [])  # no libgomp: see team.c
         super().build_extension(ext)
 
     def compile_kernel(self, source, folder, flags):
@@ -64,26 +64,25 @@ class BuildVariants(build_ext):
             self.compiler.compile([source], output_dir=folder, extra_postargs=flags)
         return built
 
-    def compiles(self, program, flags, link=False):
+    def compiles(self, program, flags):
         with tempfile.TemporaryDirectory() as folder:
             source = Path(folder, "probe.c")
             source.write_text(program)
             try:
-                objects = self.compiler.compile([str(source)], output_dir=folder, extra_postargs=flags)
-                if link:
-                    self.compiler.link_executable(objects, str(Path(folder, "probe")), extra_postargs=flags)
+                self.compiler.compile([str(source)], output_dir=folder, extra_postargs=flags)
             except Exception:  # each compiler class raises its own
                 return False
             return True
 
     def openmp_flags(self):
-        program = "#include <omp.h>\nint main(void) { return omp_get_max_threads() < 1; }\n"
-        return ["-fopenmp"] if self.compiles(program, ["-fopenmp"], link=True) else []
+        """gcc's way of cutting blocks out is what team.c answers to; clang's is another."""
+        program = "#if !defined(_OPENMP) || defined(__clang__)\n#error no\n#endif\nint main(void) { return 0; }\n"
+        return ["-fopenmp", "-pthread"] if self.compiles(program, ["-fopenmp"]) else []
 
 
 core = Extension(
     "cmha._core",
-    [str(CORE / "_core.pyx"), str(CORE / "c" / "dispatch.c")],
+    [str(CORE / "_core.pyx"), str(CORE / "c" / "dispatch.c"), str(CORE / "c" / "team.c")],
     include_dirs=[str(CORE / "c")],
     depends=[*KERNELS, *HEADERS, *(str(p) for p in CORE.glob("*.pxi"))],
 )

@@ -1,4 +1,4 @@
-"""How many threads the kernels may use, and what happens to them at a fork."""
+"""How many threads the kernels may use, and what this installation runs on."""
 
 import math
 import os
@@ -30,11 +30,9 @@ def default_num_threads():
 
 
 def start():
-    """Called once at import: choose the instruction set and the thread count, and make forks safe."""
+    """Called once at import: choose the instruction set and the thread count."""
     _core.use_variant(os.environ.get("CMHA_SIMD", "").strip().lower())
     _core.set_num_threads(default_num_threads() if _core.has_openmp() else 1)
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(before=_core.pause_threads)
 
 
 set_num_threads = _core.set_num_threads

@@ -26,7 +26,6 @@ cdef extern from "pool.h" nogil:
 
 cdef extern from "parallel.h" nogil:
     int threads_available() noexcept
-    void threads_pause() noexcept
 
 cdef extern from "dispatch.h" nogil:
     const char *cmha_dispatch(const char *name) noexcept

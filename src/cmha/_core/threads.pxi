@@ -33,11 +33,6 @@ def has_openmp():
     return bool(threads_available())
 
 
-def pause_threads():
-    """Ends the waiting threads of this thread's pool; the next call starts new ones. For use before a fork."""
-    threads_pause()
-
-
 def has_variant(str name not None):
     """Was this variant built, and does this processor run it?"""
     return bool(cmha_has_variant(name.encode()))

@@ -1,5 +1,5 @@
 /*
-The only file that names OpenMP. Without a compiler that has it, every region runs on one thread.
+The only file that names OpenMP (team.c runs what it marks). Without gcc's -fopenmp every block runs on one thread.
 
     CMHA_PARALLEL(threads, {
         ptrdiff_t begin, end;
@@ -7,10 +7,9 @@ The only file that names OpenMP. Without a compiler that has it, every region ru
         for (ptrdiff_t i = begin; i < end; i++) ...
     })
 
-One thread runs the same block without a region: entering one costs as much as a small kernel (0.4 us).
-
-Parts are whole outputs, or whole blocks of a sum (design: threads never split the inside of a sum), so the number of
-threads changes no bit. How many threads really came is asked inside the region: the system may send fewer.
+One thread runs the same block without a region. Parts are whole outputs, or whole blocks of a sum (design: threads never
+split the inside of a sum), so the number of threads changes no bit, nor does who runs a part: thread_number() and
+thread_count() are those of the part, and a thread may run several.
 */
 #ifndef CMHA_PARALLEL_H
 #define CMHA_PARALLEL_H
@@ -18,23 +17,22 @@ threads changes no bit. How many threads really came is asked inside the region:
 #include <stddef.h>
 
 #ifdef _OPENMP
-#include <omp.h>
+typedef struct { int number, count; } cmha_part_of;
+extern _Thread_local cmha_part_of cmha_part __attribute__((visibility("hidden"))); /* {0, 1} outside a region */
+
 #define CMHA_PRAGMA(text) _Pragma(#text)
 #define CMHA_PARALLEL(threads, ...)                                          \
     if ((threads) > 1) {                                                     \
         CMHA_PRAGMA(omp parallel num_threads(threads)) __VA_ARGS__           \
     } else __VA_ARGS__
-static inline int thread_number(void) { return omp_get_thread_num(); }
-static inline int thread_count(void) { return omp_get_num_threads(); }
+static inline int thread_number(void) { return cmha_part.number; }
+static inline int thread_count(void) { return cmha_part.count; }
 static inline int threads_available(void) { return 1; }
-/* A forked child has no pool threads and would wait for them for ever: end them before the fork. */
-static inline void threads_pause(void) { omp_pause_resource_all(omp_pause_hard); }
 #else
 #define CMHA_PARALLEL(threads, ...) __VA_ARGS__
 static inline int thread_number(void) { return 0; }
 static inline int thread_count(void) { return 1; }
 static inline int threads_available(void) { return 0; }
-static inline void threads_pause(void) { }
 #endif
 
 /* Part of `n` items for this thread, cut at multiples of `unit`. */

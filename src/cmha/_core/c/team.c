@@ -1,0 +1,162 @@
+/*
+The team of threads behind CMHA_PARALLEL. The compiler cuts a block marked `omp parallel` out into a function and passes
+it to GOMP_parallel; that entry is defined here, so the block runs on this team and not on libgomp.
+
+Why not libgomp: its region ends only when every thread has been there. On a machine with other work a thread may be off
+its core for milliseconds, and every region of a training step waits for it (measured: 15 to 60 times slower with two
+threads than with one, beside one busy program). Here a region is a number of parts, and whoever is free claims the next
+one; the caller claims too, so it never waits for a thread that has not begun. Parts are whole outputs, numbered by
+thread_number(), so who computes a part changes no bit.
+
+    caller   writes the job, opens it by one store, wakes sleepers, works on parts, waits for those still being worked on
+    worker   spins a while for a part (a step has many regions), then sleeps until it is woken
+    second caller at the same time: works on all its parts alone
+    fork     the child has no workers and starts with an empty team
+*/
+#ifdef _OPENMP
+#include "parallel.h"
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <time.h>
+
+#define SPINS 3000         /* about 0.1 ms of pauses before a worker sleeps */
+#define MAX_WORKERS 1023   /* set_num_threads takes up to 1024 */
+#define WORKER_STACK (2 << 20)
+
+#if defined(__x86_64__) || defined(__i386__)
+#define PAUSE() __builtin_ia32_pause()
+#elif defined(__aarch64__)
+#define PAUSE() __asm__ volatile("yield")
+#else
+#define PAUSE() ((void)0)
+#endif
+
+_Thread_local cmha_part_of cmha_part = {0, 1};
+
+static struct {
+    _Atomic uint64_t job; /* number of the job << 32 | parts << 16 | next part; claimed by adding 1 */
+    _Atomic int done;     /* parts that workers have finished */
+    _Atomic int sleeping;
+    atomic_flag taken; /* a caller owns the team */
+    void (*body)(void *);
+    void *data;
+    int workers, fork_watched;
+    pthread_mutex_t lock;
+    pthread_cond_t wake;
+} team = {.taken = ATOMIC_FLAG_INIT, .lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER};
+
+static int parts_of(uint64_t job) { return (int)(job >> 16 & 0xffff); }
+static int next_of(uint64_t job) { return (int)(job & 0xffff); }
+
+/* A part of the open job that nobody has begun, or -1. body and data are those of the job until the part is done. */
+static int claim(int *parts) {
+    uint64_t job = atomic_load_explicit(&team.job, memory_order_acquire);
+    while (next_of(job) < parts_of(job))
+        if (atomic_compare_exchange_weak_explicit(&team.job, &job, job + 1, memory_order_acq_rel, memory_order_acquire)) {
+            *parts = parts_of(job);
+            return next_of(job);
+        }
+    return -1;
+}
+
+static void run(void (*body)(void *), void *data, int part, int parts) {
+    const cmha_part_of before = cmha_part;
+    cmha_part = (cmha_part_of){part, parts};
+    body(data);
+    cmha_part = before;
+}
+
+static void sleep_until_work(void) {
+    pthread_mutex_lock(&team.lock);
+    atomic_fetch_add(&team.sleeping, 1); /* before the look at the job: a caller opens it before it looks for sleepers */
+    for (;;) {
+        const uint64_t job = atomic_load(&team.job);
+        if (next_of(job) < parts_of(job)) break;
+        pthread_cond_wait(&team.wake, &team.lock);
+    }
+    atomic_fetch_sub(&team.sleeping, 1);
+    pthread_mutex_unlock(&team.lock);
+}
+
+static void *work(void *unused) {
+    (void)unused;
+    for (;;) {
+        for (int spin = 0; spin < SPINS; spin++) {
+            int parts, part = claim(&parts);
+            if (part < 0) {
+                PAUSE();
+                continue;
+            }
+            run(team.body, team.data, part, parts);
+            atomic_fetch_add_explicit(&team.done, 1, memory_order_release);
+            spin = 0;
+        }
+        sleep_until_work();
+    }
+    return NULL;
+}
+
+static void forget_workers(void) {
+    atomic_store(&team.job, 0);
+    atomic_store(&team.sleeping, 0);
+    atomic_flag_clear(&team.taken);
+    team.workers = 0;
+    pthread_mutex_init(&team.lock, NULL);
+    pthread_cond_init(&team.wake, NULL);
+}
+
+/* At least `wanted` workers, or as many as the system allows; signals stay with Python's threads. */
+static void hire(int wanted) {
+    sigset_t all, before;
+    pthread_attr_t attributes;
+    if (team.workers >= wanted) return;
+    if (!team.fork_watched) team.fork_watched = !pthread_atfork(NULL, NULL, forget_workers);
+    sigfillset(&all);
+    if (pthread_sigmask(SIG_SETMASK, &all, &before)) return;
+    pthread_attr_init(&attributes);
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    pthread_attr_setstacksize(&attributes, WORKER_STACK);
+    while (team.workers < wanted && team.workers < MAX_WORKERS) {
+        pthread_t thread;
+        if (pthread_create(&thread, &attributes, work, NULL)) break;
+        team.workers++;
+    }
+    pthread_attr_destroy(&attributes);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+
+static void wait_for(int done) {
+    for (int spin = 0; atomic_load_explicit(&team.done, memory_order_acquire) < done; spin++) {
+        if (spin < SPINS) PAUSE();
+        else nanosleep(&(struct timespec){0, 20000}, NULL); /* off the core, so that the other may come onto it */
+    }
+}
+
+/* What the compiler calls for `omp parallel num_threads(threads)`. */
+__attribute__((visibility("hidden"))) void GOMP_parallel(void (*body)(void *), void *data, unsigned threads,
+                                                         unsigned flags) {
+    const int parts = (int)threads;
+    int own = 1, part, unused;
+    (void)flags;
+    if (atomic_flag_test_and_set_explicit(&team.taken, memory_order_acquire)) {
+        for (part = 0; part < parts; part++) run(body, data, part, parts);
+        return;
+    }
+    hire(parts - 1);
+    team.body = body, team.data = data;
+    atomic_store_explicit(&team.done, 0, memory_order_relaxed);
+    const uint64_t number = (atomic_load_explicit(&team.job, memory_order_relaxed) >> 32) + 1;
+    atomic_store(&team.job, number << 32 | (uint64_t)parts << 16 | 1); /* open; part 0 is the caller's */
+    if (atomic_load(&team.sleeping) > 0) {
+        pthread_mutex_lock(&team.lock);
+        pthread_cond_broadcast(&team.wake);
+        pthread_mutex_unlock(&team.lock);
+    }
+    run(body, data, 0, parts);
+    for (; (part = claim(&unused)) >= 0; own++) run(body, data, part, parts);
+    wait_for(parts - own);
+    atomic_flag_clear_explicit(&team.taken, memory_order_release);
+}
+#endif
