@@ -26,7 +26,7 @@ Order of sums
 #include "variant.h"
 #include "attention.h"
 
-/* Of one thread: packed keys of a block (128, hd), packed q of a tile (hd, ROWS), scores (ROWS, 128), sums (ROWS, hd to
+/* Of one thread: packed keys of a block (128, hd), q of a tile (ROWS, hd), scores (ROWS, 128), sums (ROWS, hd to
    16), dropout factors (128). */
 typedef struct { float *keys, *q, *scores, *sums, *factors; } forward_scratch;
 

@@ -148,12 +148,12 @@ INLINE void pack_strips(float *packed, const float *x, ptrdiff_t stride, ptrdiff
     }
 }
 
-/* The tile's rows of x, times factor, to packed[d][ATTENTION_ROWS]. */
+/* The tile's rows of x, times factor, to packed[row][d]. */
 INLINE void pack_tile(float *packed, const cmha_heads *x, ptrdiff_t b, const attention_tile *tile, ptrdiff_t hd,
                       float factor) {
     for (int r = 0; r < tile->rows; r++) {
         const float *row = heads_row(x, b, tile->h[r], tile->t[r]);
-        for (ptrdiff_t d = 0; d < hd; d++) packed[d * ATTENTION_ROWS + r] = row[d] * factor;
+        for (ptrdiff_t d = 0; d < hd; d++) packed[r * hd + d] = row[d] * factor;
     }
 }
 
@@ -168,7 +168,7 @@ INLINE void dot_strips(float *dots, const float *rows, const float *keys, ptrdif
         v16 key[4];
         for (int s = 0; s < n_strips; s++) key[s] = v_load(keys + 16 * (s * hd + d));
         for (int r = 0; r < n_rows; r++) {
-            v16 x = v_set1(rows[d * ATTENTION_ROWS + r]);
+            v16 x = v_set1(rows[r * hd + d]);
             for (int s = 0; s < n_strips; s++) sum[r][s] = v_fma(x, key[s], sum[r][s]);
         }
     }

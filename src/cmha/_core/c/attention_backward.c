@@ -22,7 +22,7 @@ Order of sums (scores as in attention.c; pairs (i, j) where i does not see j are
 #include "variant.h"
 #include "attention.h"
 
-/* Of one thread: packed keys and values of a block (128, hd), packed q and dy of a tile (hd, ROWS), scores that become
+/* Of one thread: packed keys and values of a block (128, hd), q and dy of a tile (ROWS, hd), scores that become
    weights and dp that becomes ds, (queries 128, keys 128) each, sums (ROWS, hd to 16), dropout factors (128), D of each
    row of the group (H / H_kv, T). */
 typedef struct { float *keys, *values, *q, *dy, *p, *ds, *sums, *factors, *dots; } backward_scratch;
@@ -80,11 +80,12 @@ static void transpose_bits(uint64_t rows[64]) {
         }
 }
 
-/* Which queries see each of the 128 keys, from which keys each of the n queries sees. */
-static void transpose_sets(term_set *queries, const term_set *keys, ptrdiff_t n) {
+/* Which of the n queries see each of the first n_keys keys, from which keys each query sees. */
+static void transpose_sets(term_set *queries, const term_set *keys, ptrdiff_t n, ptrdiff_t n_keys) {
     uint64_t rows[64];
-    for (ptrdiff_t i = 0; i < 128; i += 64)
-        for (ptrdiff_t j = 0; j < 128; j += 64) {
+    memset(queries, 0, sizeof(term_set) * (size_t)ATTENTION_BLOCK);
+    for (ptrdiff_t i = 0; i < n; i += 64)
+        for (ptrdiff_t j = 0; j < n_keys; j += 64) {
             for (ptrdiff_t r = 0; r < 64; r++) rows[r] = i + r < n ? keys[i + r].word[j >> 6] : 0;
             transpose_bits(rows);
             for (ptrdiff_t r = 0; r < 64; r++) queries[j + r].word[i >> 6] = rows[r];
@@ -143,8 +144,8 @@ static void backward_pair(const backward_call *io, const block_pair *at, ptrdiff
         for (int r = 0; r < rows; r++) sees[i + r] = tile.seen[r], any = either(any, tile.seen[r]);
         if (tile.strips > 0) backward_tile(io, at, i, &tile, own);
     }
-    transpose_sets(seen_by, sees, at->queries);
     const ptrdiff_t keys = terms_end(any);
+    transpose_sets(seen_by, sees, at->queries, keys);
     const float *q = heads_row(io->q, b, at->h, at->t0), *dy = heads_row(io->dy, b, at->h, at->t0);
     for (ptrdiff_t j = 0; j < keys; j += ATTENTION_ROWS) {
         const int rows = keys - j < ATTENTION_ROWS ? (int)(keys - j) : ATTENTION_ROWS;
