@@ -21,7 +21,7 @@ thread_number(), so who computes a part changes no bit.
 #include <stdint.h>
 #include <time.h>
 
-#define SPINS 3000         /* about 0.1 ms of pauses before a worker sleeps */
+#define SPINS 10000         /* pauses (a fraction of a millisecond) before a worker sleeps */
 #define MAX_WORKERS 1023   /* set_num_threads takes up to 1024 */
 #define WORKER_STACK (2 << 20)
 
