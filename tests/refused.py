@@ -47,6 +47,17 @@ def zeros(*shape):
     return cmha.zeros(shape)
 
 
+def small_gpt():
+    return cmha.GPT(cmha.GPTConfig(5, 4, 1, 1, 8))
+
+
+BY_AXIS = {
+    "softmax": lambda x, **o: x.softmax(**o), "log_softmax": lambda x, **o: x.log_softmax(**o),
+    "argmax": lambda x, **o: x.argmax(**o), "max": lambda x, **o: x.max(**o), "min": lambda x, **o: x.min(**o),
+    "cat": lambda x, **o: cmha.cat([x, x], **o), "stack": lambda x, **o: cmha.stack([x, x], **o),
+    "split": lambda x, **o: cmha.split(x, 1, **o),
+}
+
 REFUSED = [
     # making tensors
     Refused("tensor complex", lambda t: cmha.tensor(np.ones(2, dtype=complex)), TypeError, ("complex",)),
@@ -64,6 +75,21 @@ REFUSED = [
     Refused("arange text", lambda t: cmha.arange("a"), ValueError, ("'a'",)),
     Refused("arange no step", lambda t: cmha.arange(0, 5, 0), ValueError, ("(0, 5, 0)",)),
     Refused("zeros too many axes", lambda t: cmha.zeros((1,) * 9), ValueError, ("9",)),
+    Refused("tensor too large", lambda t: cmha.tensor(2**70), ValueError, (str(2**70), "int64")),
+    Refused("tensor too large in a list", lambda t: cmha.tensor([1, -2**70]), ValueError, (str(-2**70),)),
+    Refused("tensor masked", lambda t: cmha.tensor(np.ma.array([1.0], mask=[1])), TypeError, ("filled",)),
+    Refused("from_numpy masked", lambda t: cmha.from_numpy(np.ma.array([1.0], mask=[1])), TypeError, ("filled",)),
+    Refused("zeros says its name", lambda t: cmha.zeros(-1), ValueError, ("[zeros]", "-1")),
+    Refused("ones text", lambda t: cmha.ones("a"), TypeError, ("[ones]", "'a'")),
+    Refused("randn says its name", lambda t: cmha.randn(2, -1), ValueError, ("[randn]", "-1")),
+    Refused("rand text", lambda t: cmha.rand("a"), TypeError, ("[rand]", "'a'")),
+    Refused("full negative", lambda t: cmha.full(-1, 2.0), ValueError, ("[full]", "-1")),
+    Refused("zeros float array", lambda t: cmha.zeros(np.array([2.0, 3.0])), TypeError, ("[zeros]",)),
+    Refused("zeros 2-D array", lambda t: cmha.zeros(np.ones((2, 2), int)), TypeError, ("[zeros]",)),
+    Refused("zeros tensor", lambda t: cmha.zeros(t["i"]), TypeError, ("[zeros]",)),
+    Refused("empty but too large", lambda t: cmha.zeros(2**31, 2**31, 0), ValueError, ("(2147483648, 2147483648, 0)",)),
+    Refused("flag requires_grad", lambda t: cmha.ones(2, requires_grad="yes"), TypeError, ("'yes'",)),
+    Refused("flag requires_grad set", lambda t: setattr(t["x"], "requires_grad", 1), TypeError, ("1",)),
     # shapes
     Refused("reshape size", lambda t: t["x"].reshape(4, 2), ValueError, ("(2, 3)", "(4, 2)")),
     Refused("reshape two unknown", lambda t: t["x"].reshape(-1, -1), ValueError, ("(-1, -1)",)),
@@ -87,6 +113,10 @@ REFUSED = [
     Refused("index by float", lambda t: t["x"][1.0], TypeError, ("float",)),
     Refused("index two ellipses", lambda t: t["x"][..., ...], IndexError),
     Refused("index zero step", lambda t: t["x"][::0], ValueError),
+    Refused("index too large", lambda t: t["x"][2**70], IndexError, (str(2**70),)),
+    Refused("permute by tensor", lambda t: t["c"].permute(t["x"], 1, 2), TypeError, ("[permute]",)),
+    Refused("reshape by tensor", lambda t: t["x"].reshape(t["c"], 2), TypeError, ("[reshape]",)),
+    Refused("transpose two axes", lambda t: t["c"].transpose((0, 1), 2), TypeError, ("(0, 1)",)),
     # elementwise
     Refused("add", lambda t: t["x"] + t["y"], ValueError, ("(2, 3)", "(3, 2)")),
     Refused("multiply", lambda t: t["x"] * t["z"], ValueError, ("(2, 3)", "(2, 2)")),
@@ -102,6 +132,19 @@ REFUSED = [
     Refused("power of a third", lambda t: t["x"] ** 0.3, ValueError, ("0.3",)),
     Refused("mul_scalar", lambda t: t["x"].mul_scalar(t["x"]), TypeError, ("Tensor",)),
     Refused("clip order", lambda t: t["x"].clip(2.0, 1.0), ValueError, ("2.0", "1.0")),
+    Refused("add too large", lambda t: t["x"] + 10**30, ValueError, ("[add]", str(10**30))),
+    Refused("add text array", lambda t: t["x"] + np.array(["a"]), TypeError, ("[add]",)),
+    Refused("equal text array", lambda t: t["x"] == np.array(["a", "b", "c"]), TypeError, ("[equal]",)),
+    Refused("masked_fill text", lambda t: t["x"].masked_fill(t["m"], "a"), TypeError, ("[masked_fill] value", "str")),
+    Refused("masked_fill None", lambda t: t["x"].masked_fill(t["m"], None), TypeError, ("NoneType",)),
+    Refused("masked_fill tensor", lambda t: t["x"].masked_fill(t["m"], t["x"]), TypeError, ("Tensor",)),
+    Refused("masked_fill its name", lambda t: t["x"].masked_fill(zeros(2) > 0, 0.0), ValueError, ("[masked_fill]",)),
+    Refused("masked_fill grows x", lambda t: t["m"].masked_fill(zeros(2, 3) > 0, 0.0), ValueError, ("(2, 3)", "(3,)")),
+    Refused("clip array", lambda t: t["x"].clip(np.zeros(3), 1.0), TypeError, ("ndarray",)),
+    Refused("clip too large", lambda t: t["x"].clip(0, 10**400), ValueError, ("[clip] hi",)),
+    Refused("format of many", lambda t: f"{t['x']:.3f}", ValueError, ("'.3f'", "(2, 3)")),
+    Refused("grad shape", lambda t: setattr(t["g"], "grad", np.ones(3)), ValueError, ("[grad]", "(3,)", "(2, 3)")),
+    Refused("grad text", lambda t: setattr(t["g"], "grad", "a"), TypeError, ("[grad]",)),
     # along an axis
     Refused("sum axis", lambda t: t["x"].sum(axis=2), AXIS, ("2",)),
     Refused("sum axis twice", lambda t: t["x"].sum(axis=(1, 1)), AXIS, ("(1, 1)",)),
@@ -109,6 +152,15 @@ REFUSED = [
     Refused("mean axis", lambda t: t["x"].mean(axis=-3), AXIS, ("-3",)),
     Refused("max over two axes", lambda t: t["c"].max(axis=(0, 1)), ValueError, ("(0, 1)",)),
     Refused("axis and dim", lambda t: t["c"].sum(axis=0, dim=1), TypeError, ("axis=0", "dim=1")),
+    *(Refused(f"{name} axis and dim", lambda t, call=call: call(t["c"], axis=0, dim=0), TypeError, ("axis=0", "dim=0"))
+      for name, call in BY_AXIS.items()),
+    *(Refused(f"{name} two axes", lambda t, call=call: call(t["c"], axis=(0, 1)), (TypeError, ValueError), ("(0, 1)",))
+      for name, call in BY_AXIS.items()),
+    Refused("keepdims and keepdim", lambda t: t["c"].sum(keepdims=False, keepdim=True), TypeError, ("keepdim=True",)),
+    Refused("keepdims text", lambda t: t["c"].mean(keepdims="a"), TypeError, ("'a'",)),
+    Refused("keepdim int", lambda t: t["c"].argmax(keepdim=1), TypeError, ("1",)),
+    Refused("softmax axis array", lambda t: t["c"].softmax(np.array([0, 1])), TypeError, ("[softmax]",)),
+    Refused("sum axis array", lambda t: t["c"].sum(axis=np.array([0, 1])), TypeError, ("[sum]",)),
     Refused("softmax of a scalar", lambda t: t["s"].softmax(), ValueError, ("()",)),
     Refused("softmax axis", lambda t: t["x"].softmax(axis=3), AXIS, ("3", "(2, 3)")),
     Refused("max of nothing", lambda t: t["e"].max(axis=1), ValueError, ("(2, 0)",)),
@@ -117,6 +169,17 @@ REFUSED = [
     Refused("cat of nothing", lambda t: cmha.cat([]), ValueError),
     Refused("cat axis", lambda t: cmha.cat([t["x"], t["x"]], axis=2), AXIS, ("2",)),
     Refused("stack shapes", lambda t: cmha.stack([t["x"], t["y"]]), ValueError, ("(2, 3)", "(3, 2)")),
+    Refused("argmax says its name", lambda t: t["e"].argmax(axis=1), ValueError, ("[argmax]",)),
+    Refused("argmax of nothing at all", lambda t: t["e"].argmax(), ValueError, ("[argmax]", "(2, 0)")),
+    Refused("cat None", lambda t: cmha.cat(None), TypeError, ("[cat]", "NoneType")),
+    Refused("cat text", lambda t: cmha.cat([t["x"], "a"]), TypeError, ("[cat]",)),
+    Refused("stack number", lambda t: cmha.stack(1.0), TypeError, ("[stack]", "float")),
+    Refused("stack of nothing", lambda t: cmha.stack([]), ValueError, ("[stack]",)),
+    Refused("split float", lambda t: cmha.split(t["x"], 1.0), ValueError, ("[split]", "1.0")),
+    Refused("split text", lambda t: cmha.split(t["x"], "a"), TypeError, ("[split]", "'a'")),
+    Refused("split None", lambda t: cmha.split(None, 1), TypeError, ("[split]",)),
+    Refused("split sizes", lambda t: cmha.split(t["x"], [1, 2]), ValueError, ("[1, 2]", "2")),
+    Refused("split by text", lambda t: cmha.split(t["x"], [1, "a"]), TypeError, ("'a'",)),
     # matmul and layers
     Refused("matmul inner", lambda t: t["x"] @ t["z"], ValueError, ("(2, 3)", "(2, 2)", "3 != 2")),
     Refused("matmul batch", lambda t: zeros(2, 3, 4) @ zeros(3, 4, 5), ValueError, ("(2, 3, 4)", "(3, 4, 5)")),
@@ -134,6 +197,15 @@ REFUSED = [
     Refused("cross_entropy -1 counts", lambda t: cmha.cross_entropy(t["x"], cmha.tensor([0, -1]), ignore_index=-100),
             IndexError, ("-1",)),
     Refused("cross_entropy float targets", lambda t: cmha.cross_entropy(t["x"], zeros(2)), TypeError, ("float32",)),
+    *(Refused(f"cross_entropy ignore_index {wrong!r}"[:40], lambda t, wrong=wrong: cmha.cross_entropy(
+        t["x"], [0, 1], ignore_index=wrong), (TypeError, ValueError), ("ignore_index",))
+      for wrong in (1.5, "a", None, True, 2**70)),
+    Refused("cross_entropy None", lambda t: cmha.cross_entropy(None, [0, 1]), TypeError, ("[cross_entropy]",)),
+    Refused("layer_norm eps text", lambda t: nn.LayerNorm(4, eps="a"), TypeError, ("'a'",)),
+    Refused("flag Linear", lambda t: nn.Linear(2, 3, bias="no"), TypeError, ("'no'",)),
+    Refused("flag LayerNorm", lambda t: nn.LayerNorm(2, bias=1), TypeError, ("1",)),
+    Refused("flag train", lambda t: nn.Linear(2, 3).train("a"), TypeError, ("'a'",)),
+    Refused("state_dict None", lambda t: nn.Linear(2, 3).load_state_dict(None), TypeError, ("NoneType",)),
     # attention
     Refused("attention width", lambda t: attend(t["q"], zeros(2, 4, 5, 2)), ValueError, ("(2, 4, 5, 3)",)),
     Refused("attention keys and values", lambda t: attend(t["q"], v=zeros(2, 4, 6, 3)), ValueError, ("(2, 4, 6, 3)",)),
@@ -160,13 +232,32 @@ REFUSED = [
     Refused("split_heads of 2 axes", lambda t: nn.split_heads(t["x"], 3), ValueError, ("(2, 3)",)),
     Refused("split_heads into none", lambda t: nn.split_heads(t["c"], 0), ValueError, ("0",)),
     Refused("merge_heads", lambda t: nn.merge_heads(t["c"], 3), ValueError, ("3", "(2, 3, 4)")),
+    Refused("split_heads None", lambda t: nn.split_heads(None, 2), TypeError, ("[split_heads]",)),
+    Refused("merge_heads text", lambda t: nn.merge_heads("a", 2), TypeError, ("[merge_heads]",)),
+    Refused("flag attention", lambda t: attend(t["q"], is_causal=np.array([True, False])), TypeError, ("is_causal",)),
+    Refused("flag attention weights", lambda t: attend(t["q"], need_weights="a"), TypeError, ("need_weights",)),
+    Refused("flag is_causal", lambda t: nn.MultiHeadAttention(4, 2)(t["c"], is_causal="no"), TypeError, ("'no'",)),
+    Refused("flag need_weights", lambda t: nn.MultiHeadAttention(4, 2)(t["c"], need_weights=2), TypeError, ("2",)),
+    Refused("flag projection", lambda t: nn.MultiHeadAttention(4, 2, output_projection="no"), TypeError, ("'no'",)),
     # cache
     Refused("cache size", lambda t: cmha.KVCache(0, 2, 3, 4), ValueError, ("0",)),
     Refused("cache overflow", lambda t: cmha.KVCache(2, 4, 3, 4).append(t["q"], t["q"]), ValueError, ("4", "5")),
     Refused("cache batch", lambda t: cmha.KVCache(3, 4, 3, 9).append(t["q"], t["q"]), ValueError, ("(2, 4, 5, 3)",)),
+    Refused("cache shape unquoted", lambda t: cmha.KVCache(3, 4, 3, 9).append(t["q"], t["q"]), ValueError,
+            ("(3, 4, n, 3)",)),
+    Refused("cache rows", lambda t: cmha.KVCache(2, 4, 3, 9).reorder([[1], [0, 1]]), ValueError, ("[kv_cache]",)),
+    Refused("cache text", lambda t: nn.MultiHeadAttention(4, 2)(t["c"], cache="a"), TypeError, ("KVCache", "str")),
+    Refused("cache of a model", lambda t: nn.MultiHeadAttention(4, 2)(t["c"], cache=small_gpt().new_cache(2)),
+            TypeError, ("KVCache", "ModelCache")),
+    Refused("cache of a layer", lambda t: small_gpt()([[1]], cache=cmha.KVCache(1, 1, 8, 4)), TypeError,
+            ("new_cache", "KVCache")),
+    Refused("cache list", lambda t: small_gpt()([[1]], cache=[1]), TypeError, ("list",)),
     # the model
     Refused("config heads", lambda t: cmha.GPT(cmha.GPTConfig(5, 4, 1, 3, 8)), ValueError, ("8", "3")),
     Refused("config size", lambda t: cmha.GPT(cmha.GPTConfig(5, 0, 1, 1, 8)), ValueError, ("0",)),
+    Refused("flag config", lambda t: cmha.GPTConfig(5, 4, 1, 1, 8, bias="no"), TypeError, ("'no'",)),
+    Refused("flag config projection", lambda t: cmha.GPTConfig(5, 4, 1, 1, 8, output_projection=0), TypeError, ("0",)),
+    Refused("config preset", lambda t: cmha.GPTConfig.preset(["tiny"]), ValueError, ("tiny",)),
     # autograd and the optimiser
     Refused("backward of many", lambda t: (t["g"] * 2).backward(), ValueError, ("(2, 3)",)),
     Refused("backward shape", lambda t: (t["g"] * 2).backward(zeros(3, 2)), ValueError, ("(2, 3)", "(3, 2)")),

@@ -238,3 +238,14 @@ def test_capacity_is_kept():
     with pytest.raises(ValueError), no_grad():
         gpt(ids(1, 1), cache=cache)
     assert len(cache) == 3
+
+
+def test_what_append_returns_is_the_memory_of_the_cache():
+    """As its docstring says: valid until the cache is written again; a copy stays."""
+    cache, k, _ = filled()
+    k_all, _ = step(cache)
+    kept = cmha.tensor(k_all)
+    cache.truncate(5)
+    step(cache, seed=7)
+    assert not np.array_equal(array(k_all), array(kept))
+    same_bits(array(kept)[:, :, :5], k)

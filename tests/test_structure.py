@@ -17,7 +17,7 @@ LAYERS = [
     {"errors"},
     {"_core", "files"},
     {"ops"},
-    {"autograd", "tensor", "random", "functional", "threads"},
+    {"autograd", "foreign", "tensor", "random", "functional", "threads"},
     {"nn"},
     {"gpt", "text", "generate"},
     {"train"},

@@ -175,6 +175,49 @@ def test_truth_and_iteration():
     assert [r.tolist() for r in rows] == [[0, 1, 2], [3, 4, 5]]
 
 
+def test_what_python_expects_of_a_number():
+    loss = cmha.tensor(-2.34567)
+    assert f"{loss:.3f}" == "-2.346" and f"{cmha.tensor([7])}" == "7" and f"{cmha.ones(2)}" == repr(cmha.ones(2))
+    assert abs(loss).item() == -loss.item() and (+loss).item() == loss.item()
+    for other in (None, "a", {}, object()):
+        assert (loss == other) is False and (loss != other) is True
+        with pytest.raises(TypeError):
+            _ = loss < other
+
+
+def test_sizes_by_array_and_a_huge_step():
+    assert cmha.zeros(np.array([2, 3])).shape == cmha.full(np.array([2, 3]), 1).shape == (2, 3)
+    x = cmha.arange(5)
+    assert x.reshape(np.array([5, 1])).shape == (5, 1)
+    for step in (2**70, -(2**70)):
+        assert x[::step].tolist() == np.arange(5)[::step].tolist()
+        assert x[4:1:step].tolist() == np.arange(5)[4:1:step].tolist()
+
+
+def test_functions_take_numpy():
+    a = counting(2, 3, 4)
+    same_bits(nn.split_heads(a, 2), nn.split_heads(cmha.tensor(a), 2))
+    same_bits(nn.merge_heads(a, 2), nn.merge_heads(cmha.tensor(a), 2))
+    assert [t.shape for t in cmha.split(a, np.int64(2), axis=2)] == [(2, 3, 2)] * 2
+    loss = cmha.cross_entropy(a[0], np.array([0, 1, 2]), ignore_index=np.int64(-1))
+    same_bits(loss, cmha.cross_entropy(cmha.tensor(a[0]), [0, 1, 2]))
+
+
+def test_data_and_grad_from_outside():
+    x = leaf(counting(2, 3))
+    with pytest.raises(AttributeError):
+        x.data = np.ones(3)
+    x.grad = [[1, 2, 3], [4, 5, 6]]
+    assert x.grad.dtype == "float32" and x.grad.tolist() == [[1, 2, 3], [4, 5, 6]]
+    (x * 2).sum().backward()
+    assert x.grad.tolist() == [[3, 4, 5], [6, 7, 8]]
+    with pytest.raises(ValueError):
+        x.grad = np.ones(3)
+    assert x.grad.tolist() == [[3, 4, 5], [6, 7, 8]]
+    x.grad = None
+    assert x.grad is None
+
+
 # --- layouts, empty axes, hard numbers ------------------------------------------------------------------------------
 
 def test_softmax_of_a_transposed_view():

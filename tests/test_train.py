@@ -136,7 +136,7 @@ def test_adamw_refuses_what_makes_no_sense():
     with pytest.raises(ValueError):
         opt.lr = -0.1
     assert opt.lr == 0.1
-    p.grad = cmha.tensor([1.0])
+    p._grad = cmha.tensor([1.0])  # p.grad = ... refuses it
     with pytest.raises(ValueError, match="shape"):
         opt.step()
     assert value(p).tolist() == [1.0, 2.0] and opt.state_dict()["steps"] == [0]

@@ -55,7 +55,7 @@ class Node:
 def apply(op, *tensors, **options):
     """Run op on the tensors' arrays; returns (array or tuple of arrays, Node or None)."""
     need = not _state.off and True in [t._requires_grad for t in tensors]
-    arrays = [t.data for t in tensors]
+    arrays = [t._data for t in tensors]
     if need:  # memory from outside may change before backward: keep a copy
         arrays = [_core.copy(a) if a.shared else a for a in arrays]
     events = _state.events

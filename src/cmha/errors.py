@@ -18,8 +18,8 @@ class CheckpointError(ValueError):
 
 
 def quote(value):
-    """repr, cut at 80 characters: a value from outside can neither flood nor forge a log line."""
-    text = repr(value)
+    """repr on one line, cut at 80 characters: a value from outside can neither flood nor forge a log line."""
+    text = " ".join(line.strip() for line in repr(value).splitlines())
     return text if len(text) <= QUOTED else text[: QUOTED - 3] + "..."
 
 
@@ -78,6 +78,27 @@ def check_number(op, name, value, accepts, rule):
     if not math.isfinite(number) or not accepts(number):
         raise ValueError(message(op, text, quote(value)))
     return number
+
+
+def as_number(op, name, value):
+    """value as a float, infinite or not; None, text, a bool, an array: a TypeError."""
+    text = f"{name} must be a number"
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(message(op, text, type(value).__name__))
+    try:
+        return float(value)
+    except OverflowError:  # an int beyond every float
+        raise ValueError(message(op, f"{text} that fits a float", quote(value))) from None
+
+
+def check_flag(op, name, value):
+    """value as a bool, if it is one (Python's or NumPy's): "no" and arrays have a truth, but not the one meant."""
+    if value is True or value is False:
+        return value
+    kind = type(value)
+    if kind.__module__ == "numpy" and kind.__name__ in ("bool", "bool_"):  # the second is NumPy 1's
+        return bool(value)
+    raise TypeError(message(op, f"{name} must be a bool", quote(value)))
 
 
 def _range_text(minimum, maximum):

@@ -5,8 +5,11 @@ import math
 import numpy as np
 
 from cmha import _core, ops, random
-from cmha.errors import check_number, quote
-from cmha.tensor import Tensor, _array_from, _axes, _sizes, make, to_tensor
+from cmha.errors import as_number, check_flag, check_integer, check_number, quote
+from cmha.foreign import numpy_array, one_of, read_axis, read_sizes
+from cmha.tensor import Tensor, make, to_tensor
+
+INT64 = (-(1 << 63), (1 << 63) - 1)
 
 
 def tensor(data, requires_grad=False):
@@ -21,16 +24,15 @@ def from_numpy(array, requires_grad=False):
     """
     if not isinstance(array, np.ndarray):
         raise TypeError(f"[from_numpy] needs a NumPy array; got {type(array).__name__}")
-    a = _array_from(array, "from_numpy")
-    return Tensor(_core.from_buffer(a), requires_grad)
+    return Tensor(_core.from_buffer(numpy_array(array, "from_numpy")), requires_grad)
 
 
 def zeros(*shape, requires_grad=False):
-    return Tensor(_core.full(_sizes(shape), 0.0), requires_grad)
+    return Tensor(_core.full(read_sizes(shape), 0.0, op="zeros"), requires_grad)
 
 
 def ones(*shape, requires_grad=False):
-    return Tensor(_core.full(_sizes(shape), 1.0), requires_grad)
+    return Tensor(_core.full(read_sizes(shape), 1.0, op="ones"), requires_grad)
 
 
 def full(shape, value, requires_grad=False):
@@ -38,11 +40,11 @@ def full(shape, value, requires_grad=False):
     dtype = (
         "bool" if isinstance(value, bool | np.bool_) else "int64" if isinstance(value, int | np.integer) else "float32"
     )
-    if not isinstance(value, bool | np.bool_ | int | float | np.number):
-        raise TypeError(f"[full] value must be a number or a bool; got {type(value).__name__}")
-    if dtype == "int64" and not -(1 << 63) <= value < 1 << 63:
+    if dtype == "float32":
+        value = as_number("full", "value", value)
+    elif dtype == "int64" and not INT64[0] <= value <= INT64[1]:
         raise ValueError(f"[full] integers must fit int64; got {quote(value)}")
-    return Tensor(_core.full(shape, value, dtype), requires_grad)
+    return Tensor(_core.full(read_sizes((shape,)), value, dtype), requires_grad)
 
 
 def arange(*bounds):
@@ -55,13 +57,13 @@ def arange(*bounds):
 
 def randn(*shape, requires_grad=False):
     """Standard normal numbers of this process's generator (manual_seed)."""
-    shape = _core.empty(_sizes(shape)).shape  # checks the sizes
+    shape = _core.empty(read_sizes(shape), op="randn").shape  # checks the sizes
     return Tensor(to_tensor(random.generator().standard_normal(shape, dtype=np.float32)).data, requires_grad)
 
 
 def rand(*shape, requires_grad=False):
     """Uniform numbers in [0, 1)."""
-    shape = _core.empty(_sizes(shape)).shape
+    shape = _core.empty(read_sizes(shape), op="rand").shape
     return Tensor(to_tensor(random.generator().random(shape, dtype=np.float32)).data, requires_grad)
 
 
@@ -73,12 +75,22 @@ def where(condition, a, b):
     return make(ops.where, condition, to_tensor(a, "where").float(), to_tensor(b, "where").float())
 
 
-def cat(tensors, axis=0, *, dim=None):
-    """Join along an axis that all have; the other sizes must agree."""
-    tensors = [to_tensor(t, "cat") for t in tensors]
+def _tensors(op, tensors):
+    try:
+        tensors = [to_tensor(t, op) for t in iter(tensors)]
+    except TypeError as error:
+        if str(error).startswith("["):
+            raise
+        raise TypeError(f"[{op}] needs a list of tensors; got {type(tensors).__name__}") from None
     if not tensors:
-        raise ValueError("[cat] needs at least one tensor; got none")
-    (axis,) = _axes("cat", axis if dim is None else dim, tensors[0].ndim)
+        raise ValueError(f"[{op}] needs at least one tensor; got none")
+    return tensors
+
+
+def cat(tensors, axis=None, *, dim=None):
+    """Join along an axis (the first by default) that all have; the other sizes must agree."""
+    tensors = _tensors("cat", tensors)
+    axis = read_axis("cat", one_of("cat", "axis", axis, "dim", dim, 0), tensors[0].ndim)
     shapes = [t.shape for t in tensors]
     if any(
         len(s) != len(shapes[0]) or s[:axis] + s[axis + 1 :] != shapes[0][:axis] + shapes[0][axis + 1 :] for s in shapes
@@ -89,29 +101,28 @@ def cat(tensors, axis=0, *, dim=None):
     return make(ops.cat, *tensors, axis=axis)
 
 
-def stack(tensors, axis=0, *, dim=None):
-    """Join along a new axis; all shapes must be equal."""
-    tensors = [to_tensor(t, "stack") for t in tensors]
+def stack(tensors, axis=None, *, dim=None):
+    """Join along a new axis (in front by default); all shapes must be equal."""
+    tensors = _tensors("stack", tensors)
     if len({t.shape for t in tensors}) != 1:
-        raise ValueError(
-            f"[stack] all shapes must be equal; got {', '.join(str(t.shape) for t in tensors[:10]) or 'none'}"
-        )
-    (axis,) = _axes("stack", axis if dim is None else dim, tensors[0].ndim + 1)
+        raise ValueError(f"[stack] all shapes must be equal; got {', '.join(str(t.shape) for t in tensors[:10])}")
+    axis = read_axis("stack", one_of("stack", "axis", axis, "dim", dim, 0), tensors[0].ndim + 1)
     return cat([t.reshape(*t.shape[:axis], 1, *t.shape[axis:]) for t in tensors], axis)
 
 
-def split(x, size, axis=0, *, dim=None):
-    """A list of views of `size` elements along the axis (the last may be shorter), or of the sizes in a list."""
-    (axis,) = _axes("split", axis if dim is None else dim, x.ndim)
+def split(x, size, axis=None, *, dim=None):
+    """A list of views of `size` elements along the axis (the first by default; the last view may be shorter), or of the
+    sizes in a list."""
+    x = to_tensor(x, "split")
+    axis = read_axis("split", one_of("split", "axis", axis, "dim", dim, 0), x.ndim)
     n = x.shape[axis]
-    if isinstance(size, int) and not isinstance(size, bool):
-        if size < 1:
-            raise ValueError(f"[split] size must be at least 1; got {size}")
-        sizes = [min(size, n - i) for i in range(0, n, size)] or [0]
+    if isinstance(size, list | tuple):
+        sizes = [check_integer("split", "each size", s, 0) for s in size]
+        if sum(sizes) != n:
+            raise ValueError(f"[split] sizes must add up to {n}; got {quote(sizes)}")
     else:
-        sizes = list(size)
-        if any(isinstance(s, bool) or not isinstance(s, int) or s < 0 for s in sizes) or sum(sizes) != n:
-            raise ValueError(f"[split] sizes must be ints that add up to {n}; got {sizes}")
+        size = check_integer("split", "size", size, 1)
+        sizes = [min(size, n - i) for i in range(0, n, size)] or [0]
     out, start = [], 0
     for s in sizes:
         out.append(x[(slice(None),) * axis + (slice(start, start + s),)])
@@ -124,7 +135,8 @@ def cross_entropy(logits, targets, ignore_index=-1):
 
     Rows whose target is ignore_index do not count; if none counts the loss is 0 with zero gradients.
     """
-    targets = to_tensor(targets, "cross_entropy")
+    ignore_index = check_integer("cross_entropy", "ignore_index", ignore_index, *INT64)
+    logits, targets = to_tensor(logits, "cross_entropy"), to_tensor(targets, "cross_entropy")
     if targets.dtype != "int64":
         raise TypeError(f"[cross_entropy] targets must be integers; got {targets.dtype}")
     if logits.ndim < 1 or logits.shape[:-1] != targets.shape:
@@ -154,7 +166,7 @@ def attention_mask(mask, op="attention"):
 
 def check_probability(op, name, p):
     if isinstance(p, bool) or not isinstance(p, int | float | np.number) or not 0 <= p <= 1:
-        raise ValueError(f"[{op}] {name} must be between 0 and 1; got {p!r}")
+        raise ValueError(f"[{op}] {name} must be between 0 and 1; got {quote(p)}")
     return float(p)
 
 
@@ -177,10 +189,11 @@ def scaled_dot_product_attention(
         )
     if q.shape[3] == 0:
         raise ValueError(f"[{op}] head_dim must be at least 1; got q {q.shape}")
+    is_causal, need_weights = check_flag(op, "is_causal", is_causal), check_flag(op, "need_weights", need_weights)
     dropout_p = check_probability(op, "dropout_p", dropout_p)
     seed, stream, first_row = random.next_stream() if dropout_p else (0, 0, 0)
     scale = 1.0 / math.sqrt(q.shape[3]) if scale is None else check_number(op, "scale", scale, bool, "a number but 0")
     return make(
-        ops.attention, q, k, v, need_weights=need_weights, mask=attention_mask(mask, op), is_causal=bool(is_causal),
+        ops.attention, q, k, v, need_weights=need_weights, mask=attention_mask(mask, op), is_causal=is_causal,
         scale=scale, dropout_p=dropout_p, seed=seed, stream=stream, first_row=first_row,
     )  # fmt: skip

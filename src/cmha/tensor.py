@@ -1,33 +1,13 @@
 """Tensor: an array of the core, a gradient, and how it was made. Each method is a line or two."""
 
 import builtins
+from operator import attrgetter
 
 import numpy as np
 
 from cmha import _core, autograd, ops
-
-
-def _array_from(data, op="tensor"):
-    """NumPy's view of `data` as float32, int64 or bool, any byte order, stride and alignment."""
-    try:
-        a = np.asarray(data)
-    except (ValueError, OverflowError) as error:
-        raise ValueError(f"[{op}] needs a rectangular array of numbers; got {type(data).__name__}: {error}") from None
-    if a.dtype.kind == "f":
-        with np.errstate(over="ignore"):
-            a = a.astype(np.float32, copy=False)
-    elif a.dtype.kind in "iu":
-        if a.dtype == np.uint64 and a.size and a.max() > np.iinfo(np.int64).max:
-            raise ValueError(f"[{op}] integers must fit int64; got {a.max()}")
-        a = a.astype(np.int64, copy=False)
-    elif a.dtype != np.bool_:
-        raise TypeError(f"[{op}] elements must be floats, integers or bools; got dtype {a.dtype}")
-    if a.ndim > 8:
-        raise ValueError(f"[{op}] at most 8 axes; got shape {a.shape}")
-    aligned = a.ctypes.data % a.itemsize == 0 and all(s % a.itemsize == 0 for s in a.strides)
-    if aligned and a.dtype.isnative and type(a) in (np.ndarray, np.memmap):
-        return a
-    return np.array(a, dtype=a.dtype.newbyteorder("="), order="C", subok=False)
+from cmha.errors import as_number, check_flag, quote
+from cmha.foreign import is_data, one_of, read_axes, read_axis, read_sizes, to_array
 
 
 def to_tensor(x, op="tensor"):
@@ -36,33 +16,7 @@ def to_tensor(x, op="tensor"):
         return x
     if type(x) is builtins.float:  # the short way for `x * 2.0`
         return Tensor(_core.full((), x))
-    return Tensor(_core.copy(_core.from_buffer(_array_from(x, op))))
-
-
-def _axes(op, axis, ndim):
-    """None (all axes), an int or a tuple of ints as an ascending tuple of non-negative ints."""
-    given = range(ndim) if axis is None else axis if isinstance(axis, tuple | list) else (axis,)
-    axes = []
-    for a in given:
-        if isinstance(a, bool) or not hasattr(a, "__index__"):
-            raise TypeError(f"[{op}] an axis must be an int; got {a!r}")
-        if not -ndim <= a < ndim:
-            raise ValueError(f"[{op}] axis out of range; got axis {a} for {ndim} axes")
-        axes.append(a.__index__() % ndim)
-    if len(set(axes)) != len(axes):
-        raise ValueError(f"[{op}] each axis at most once; got {axis}")
-    return tuple(sorted(axes))
-
-
-def _alias(op, axis, keepdims, dim, keepdim):
-    """PyTorch's dim and keepdim beside NumPy's axis and keepdims."""
-    if dim is not None and axis is not None:
-        raise TypeError(f"[{op}] give axis or dim, not both; got axis={axis}, dim={dim}")
-    return (dim if axis is None else axis), keepdims or keepdim
-
-
-def _sizes(sizes):
-    return tuple(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], tuple | list) else sizes
+    return Tensor(to_array(x, op))
 
 
 def _number_op(name, op, reverse=False):
@@ -70,9 +24,9 @@ def _number_op(name, op, reverse=False):
         try:
             other = to_tensor(other, name)
         except TypeError:
-            if isinstance(other, str | bytes) or not hasattr(other, "__len__"):
-                return NotImplemented
-            raise
+            if is_data(other):
+                raise
+            return NotImplemented
         return make(op, other, self) if reverse else make(op, self, other)
 
     return method
@@ -80,8 +34,13 @@ def _number_op(name, op, reverse=False):
 
 def _compare_op(name, kernel, swap=False):
     def method(self, other):
-        other = to_tensor(other, name)
-        return Tensor(kernel(other.data, self.data) if swap else kernel(self.data, other.data))
+        try:
+            other = to_tensor(other, name)
+        except TypeError:
+            if is_data(other):
+                raise
+            return NotImplemented
+        return Tensor(kernel(other._data, self._data) if swap else kernel(self._data, other._data))
 
     return method
 
@@ -89,39 +48,41 @@ def _compare_op(name, kernel, swap=False):
 class Tensor:
     """Row-major tensor of float32, int64 or bool; made by cmha.tensor, zeros, ones, full, arange, randn, from_numpy."""
 
-    __slots__ = ("data", "grad", "_requires_grad", "_node", "__weakref__")
+    __slots__ = ("_data", "_grad", "_requires_grad", "_node", "__weakref__")
     __array_ufunc__ = None  # a NumPy array on the left hands the operation to us
     __hash__ = object.__hash__
 
     def __init__(self, data, requires_grad=False):
-        self.data = data if type(data) is _core.Array else to_tensor(data).data
-        self.grad = self._node = None
+        self._data = data if type(data) is _core.Array else to_tensor(data)._data
+        self._grad = self._node = None
         self._requires_grad = False
-        if requires_grad:
-            self.requires_grad = True
+        if requires_grad is not False:
+            self.requires_grad = requires_grad
 
     # ------------------------------------------------------------------------------------------ what it is
+    data = property(attrgetter("_data"), doc="The array of the core; only optimisers and loading write into it.")
+
     @property
     def shape(self):
-        return self.data.shape
+        return self._data.shape
 
     @property
     def strides(self):
         """In elements, not bytes."""
-        return self.data.strides
+        return self._data.strides
 
     @property
     def ndim(self):
-        return self.data.ndim
+        return self._data.ndim
 
     @property
     def size(self):
-        return self.data.size
+        return self._data.size
 
     @property
     def dtype(self):
         """One of "float32", "int64", "bool"."""
-        return self.data.dtype
+        return self._data.dtype
 
     @property
     def requires_grad(self):
@@ -129,43 +90,65 @@ class Tensor:
 
     @requires_grad.setter
     def requires_grad(self, value):
+        value = check_flag("requires_grad", "requires_grad", value)
         if value and self.dtype != "float32":
             raise TypeError(f"[requires_grad] only float32 tensors have gradients; got dtype {self.dtype}")
         if not value and self._node is not None:
             raise ValueError("[requires_grad] a computed tensor keeps its history; got False, expected detach()")
-        self._requires_grad = bool(value)
+        self._requires_grad = value
+
+    @property
+    def grad(self):
+        """What backward added up, or None; settable, to a tensor of the same shape or to None."""
+        return self._grad
+
+    @grad.setter
+    def grad(self, value):
+        if value is not None:
+            value = to_tensor(value, "grad").float()
+            if value.shape != self.shape:
+                raise ValueError(f"[grad] needs the tensor's shape; got {value.shape}, expected {self.shape}")
+        self._grad = value
 
     def is_contiguous(self):
-        return self.data.is_contiguous()
+        return self._data.is_contiguous()
 
     def __len__(self):
-        return len(self.data)
+        return len(self._data)
 
     def __iter__(self):
         return (self[i] for i in range(len(self)))
 
     def __repr__(self):
         with np.printoptions(precision=4, threshold=200, edgeitems=3):
-            text = np.array2string(np.asarray(self.data), separator=", ", prefix="tensor(")
+            text = np.array2string(np.asarray(self._data), separator=", ", prefix="tensor(")
         extra = "" if self.dtype == "float32" else f", dtype={self.dtype}"
         return f"tensor({text}, shape={self.shape}{extra}{', requires_grad=True' if self.requires_grad else ''})"
+
+    def __format__(self, spec):
+        """Of one element the number, so that f"{loss:.3f}" works; of more the repr."""
+        try:
+            return format(self.item() if self.size == 1 else repr(self), spec)
+        except ValueError:
+            rule = "the format must suit a number" if self.size == 1 else "several elements are formatted as text"
+            raise ValueError(f"[format] {rule}; got {quote(spec)} for shape {self.shape}") from None
 
     # ------------------------------------------------------------------------------------------ out of here
     def numpy(self):
         """A read-only NumPy view on the same memory (after detach() if the tensor needs gradients)."""
         if self.requires_grad:
             raise RuntimeError("[numpy] the tensor needs gradients, which NumPy would lose; call detach() first")
-        return np.asarray(self.data)
+        return np.asarray(self._data)
 
     def __array__(self, dtype=None, copy=None):
         a = self.numpy()
         return a.astype(dtype) if dtype is not None and dtype != a.dtype else a.copy() if copy else a
 
     def item(self):
-        return self.data.item()
+        return self._data.item()
 
     def tolist(self):
-        return np.asarray(self.data).tolist()
+        return np.asarray(self._data).tolist()
 
     def __float__(self):
         return float(self.item())
@@ -178,25 +161,25 @@ class Tensor:
 
     def detach(self):
         """The same memory, outside the graph."""
-        return Tensor(self.data)
+        return Tensor(self._data)
 
     def float(self):
         """float32 (int64 and bool converted)."""
-        return self if self.dtype == "float32" else Tensor(_core.to_float(self.data))
+        return self if self.dtype == "float32" else Tensor(_core.to_float(self._data))
 
     def __reduce__(self):
-        return _unpickle, (np.array(self.data), self.requires_grad)
+        return _unpickle, (np.array(self._data), self.requires_grad)
 
     # ------------------------------------------------------------------------------------------ shape
     def reshape(self, *shape):
-        return make(ops.reshape, self, shape=_sizes(shape))
+        return make(ops.reshape, self, shape=read_sizes(shape))
 
     def permute(self, *axes):
-        return make(ops.permute, self, axes=_sizes(axes))
+        return make(ops.permute, self, axes=read_sizes(axes))
 
     def transpose(self, axis0, axis1):
         axes = list(range(self.ndim))
-        i, j = _axes("transpose", axis0, self.ndim)[0], _axes("transpose", axis1, self.ndim)[0]
+        i, j = read_axis("transpose", axis0, self.ndim), read_axis("transpose", axis1, self.ndim)
         axes[i], axes[j] = j, i
         return make(ops.permute, self, axes=tuple(axes))
 
@@ -213,7 +196,7 @@ class Tensor:
         return self.transpose(-2, -1)
 
     def expand(self, *shape):
-        return make(ops.expand, self, shape=_sizes(shape))
+        return make(ops.expand, self, shape=read_sizes(shape))
 
     def contiguous(self):
         return self if self.is_contiguous() else make(ops.contiguous, self)
@@ -242,6 +225,12 @@ class Tensor:
     def __neg__(self):
         return make(ops.negative, self.float())
 
+    def __pos__(self):
+        return self
+
+    def __abs__(self):
+        return self.abs()
+
     def __pow__(self, exponent):
         if isinstance(exponent, bool) or not isinstance(exponent, int | builtins.float):
             raise TypeError(f"[power] the exponent must be a number; got {type(exponent).__name__}")
@@ -261,8 +250,7 @@ class Tensor:
 
     def mul_scalar(self, scalar):
         """The lesson's name for self * scalar."""
-        if isinstance(scalar, bool) or not isinstance(scalar, int | builtins.float | np.number):
-            raise TypeError(f"[mul_scalar] the factor must be a number; got {type(scalar).__name__}")
+        as_number("mul_scalar", "the factor", scalar)
         return self * scalar
 
     def exp(self):
@@ -292,73 +280,80 @@ class Tensor:
 
     def clip(self, lo, hi):
         """min(max(x, lo), hi); the gradient passes where lo <= x <= hi. None leaves a side open."""
-        lo, hi = -np.inf if lo is None else lo, np.inf if hi is None else hi
-        for name, bound in (("lo", lo), ("hi", hi)):
-            if isinstance(bound, bool) or not isinstance(bound, int | builtins.float | np.number):
-                raise TypeError(f"[clip] {name} must be a number or None; got {type(bound).__name__}")
+        lo = -np.inf if lo is None else as_number("clip", "lo", lo)
+        hi = np.inf if hi is None else as_number("clip", "hi", hi)
         if not lo <= hi:
             raise ValueError(f"[clip] lo must not be above hi; got lo={lo}, hi={hi}")
-        return make(ops.clip, self.float(), lowest=builtins.float(lo), highest=builtins.float(hi))
+        return make(ops.clip, self.float(), lowest=lo, highest=hi)
 
     # ------------------------------------------------------------------------------------------ along axes
-    def sum(self, axis=None, keepdims=False, *, dim=None, keepdim=False):
+    def sum(self, axis=None, keepdims=None, *, dim=None, keepdim=None):
         return self._reduce("sum", ops.sum, axis, keepdims, dim, keepdim)
 
-    def mean(self, axis=None, keepdims=False, *, dim=None, keepdim=False):
+    def mean(self, axis=None, keepdims=None, *, dim=None, keepdim=None):
         """Mean; NaN over an empty axis."""
         return self._reduce("mean", ops.mean, axis, keepdims, dim, keepdim)
 
-    def var(self, axis=None, keepdims=False, *, dim=None, keepdim=False):
+    def var(self, axis=None, keepdims=None, *, dim=None, keepdim=None):
         """Mean squared distance from the mean: divides by N."""
         return self._reduce("var", ops.var, axis, keepdims, dim, keepdim)
 
-    def max(self, axis=None, keepdims=False, *, dim=None, keepdim=False):
+    def max(self, axis=None, keepdims=None, *, dim=None, keepdim=None):
         """Largest value, NaN if there is one; the first of equal ones gets the gradient."""
         return self._reduce("max", ops.max, axis, keepdims, dim, keepdim, one_axis=True)
 
-    def min(self, axis=None, keepdims=False, *, dim=None, keepdim=False):
+    def min(self, axis=None, keepdims=None, *, dim=None, keepdim=None):
         return self._reduce("min", ops.min, axis, keepdims, dim, keepdim, one_axis=True)
 
-    def argmax(self, axis=None, keepdims=False, *, dim=None, keepdim=False):
+    def argmax(self, axis=None, keepdims=None, *, dim=None, keepdim=None):
         """Index of the first largest value (of the flattened tensor without an axis)."""
-        axis, keepdims = _alias("argmax", axis, keepdims, dim, keepdim)
-        flat = self.float().data if axis is not None else self.float().data.reshape((self.size,))
-        (axis_number,) = _axes("argmax", 0 if axis is None else axis, flat.ndim)
-        index = Tensor(_core.extreme(flat, axis_number, 1)[1])
-        if not keepdims:
-            return index
-        shape = [1] * self.ndim if axis is None else [*self.shape[:axis_number], 1, *self.shape[axis_number + 1 :]]
-        return index.reshape(shape)
+        axes, keepdims = self._reduced("argmax", axis, keepdims, dim, keepdim, one_axis=True)
+        x, axis = self.float()._data, axes[0] if len(axes) == 1 else 0
+        if len(axes) != 1:
+            x = x.reshape((self.size,))
+        if not x.shape[axis]:
+            raise ValueError(f"[argmax] there must be an element; got shape {self.shape}")
+        return self._kept(Tensor(_core.extreme(x, axis, 1)[1]), axes, keepdims)
 
     def _reduce(self, name, op, axis, keepdims, dim, keepdim, one_axis=False):
-        axis, keepdims = _alias(name, axis, keepdims, dim, keepdim)
-        axes = _axes(name, axis, self.ndim)
-        if one_axis and axis is not None and len(axes) != 1:
-            raise ValueError(f"[{name}] one axis, or none for all; got axis={axis}")
+        axes, keepdims = self._reduced(name, axis, keepdims, dim, keepdim, one_axis)
         if one_axis and self.ndim == 0:
             return self.float()
-        y = make(op, self.float(), axes=axes)
+        return self._kept(make(op, self.float(), axes=axes), axes, keepdims)
+
+    def _reduced(self, name, axis, keepdims, dim, keepdim, one_axis):
+        """The axes to reduce, ascending, and whether they stay with size 1."""
+        keepdims = one_of(name, "keepdims", keepdims, "keepdim", keepdim, False)
+        axis = one_of(name, "axis", axis, "dim", dim, None)
+        axes = read_axes(name, axis, self.ndim)
+        if one_axis and axis is not None and len(axes) != 1:
+            raise ValueError(f"[{name}] one axis, or none for all; got axis={quote(axis)}")
+        return axes, check_flag(name, "keepdims", keepdims)
+
+    def _kept(self, y, axes, keepdims):
         return y.reshape([1 if i in axes else n for i, n in enumerate(self.shape)]) if keepdims else y
 
-    def softmax(self, axis=-1, *, dim=None):
-        return make(ops.softmax, self.float(), axis=axis if dim is None else dim)
+    def softmax(self, axis=None, *, dim=None):
+        return make(ops.softmax, self.float(), axis=one_of("softmax", "axis", axis, "dim", dim, -1))
 
     def softmax_last_dim(self):
         """The lesson's name for softmax(-1)."""
         return self.softmax(-1)
 
-    def log_softmax(self, axis=-1, *, dim=None):
-        return make(ops.log_softmax, self.float(), axis=axis if dim is None else dim)
+    def log_softmax(self, axis=None, *, dim=None):
+        return make(ops.log_softmax, self.float(), axis=one_of("log_softmax", "axis", axis, "dim", dim, -1))
 
     def masked_fill(self, mask, value):
         """value where mask (bool, broadcastable to self) is True; no gradient flows there."""
         mask = to_tensor(mask, "masked_fill")
         if mask.dtype != "bool":
             raise TypeError(f"[masked_fill] mask must be bool; got {mask.dtype}")
-        filled = make(ops.where, mask, to_tensor(builtins.float(value)), self.float())
-        if filled.shape != self.shape:
+        if mask.ndim > self.ndim or any(
+            m not in (1, n) for m, n in zip(mask.shape[::-1], self.shape[::-1], strict=False)
+        ):
             raise ValueError(f"[masked_fill] mask must broadcast to x; got mask {mask.shape}, x {self.shape}")
-        return filled
+        value = to_tensor(as_number("masked_fill", "value", value))
+        return make(ops.where, mask, value, self.float())
 
     # ------------------------------------------------------------------------------------------ gradients
     def backward(self, grad=None):
@@ -372,13 +367,13 @@ class Tensor:
                 )
             grad = _core.full(self.shape, 1.0)
         else:
-            grad = to_tensor(grad, "backward").float().data
+            grad = to_tensor(grad, "backward").float()._data
             if grad.shape != self.shape:
                 raise ValueError(
                     f"[backward] grad must have the tensor's shape; got {grad.shape}, expected {self.shape}"
                 )
         for leaf, dleaf in autograd.backward(self._node or self, grad):
-            leaf.grad = Tensor(dleaf if leaf.grad is None else _core.add(leaf.grad.data, dleaf))
+            leaf._grad = Tensor(dleaf if leaf._grad is None else _core.add(leaf._grad._data, dleaf))
 
 
 def make(op, *tensors, **options):
@@ -392,7 +387,7 @@ def make(op, *tensors, **options):
 def _made(data, node):
     """A Tensor without the checks of its constructor: a graph makes thousands a second."""
     t = object.__new__(Tensor)
-    t.data, t.grad, t._node, t._requires_grad = data, None, node, node is not None
+    t._data, t._grad, t._node, t._requires_grad = data, None, node, node is not None
     return t
 
 

@@ -39,6 +39,7 @@ cdef extern from "dispatch.h" nogil:
 include "canary.pxi"
 include "threads.pxi"
 include "array.pxi"
+include "arguments.pxi"
 include "views.pxi"
 include "binary.pxi"
 include "unary.pxi"

@@ -165,6 +165,8 @@ cdef Array new_array(Kind kind, int nd, const Py_ssize_t *dims):
     out.kind, out.nd, out.length, out.storage = kind, nd, (0 if empty else length), storage
     if not too_large:
         storage.data = <char *>pool_take(<size_t>(out.length * KIND_SIZES[kind]), &storage.nbytes)
+    elif empty:
+        raise ValueError(f"[array] sizes beside a 0 must multiply to less than 2**60; got {sizes_tuple(dims, nd)}")
     if storage.data == NULL:
         shape = sizes_tuple(dims, nd)
         needed = KIND_SIZES[kind]
@@ -245,83 +247,20 @@ cdef Array as_float(Array x):
     return y
 
 
-# ------------------------------------------------------------------------------------------------- reading arguments
-
-cdef Kind kind_of(object dtype) except *:
-    if dtype not in KIND_NAMES:
-        raise TypeError(f"[dtype] a tensor is float32, int64 or bool; got {str(dtype)[:80]!r}")
-    return <Kind>(<object>KIND_NAMES).index(dtype)
-
-
-cdef int read_shape(str op, object shape, Py_ssize_t *dims) except -1:
-    """A tuple or list of sizes (or one int) into dims; -1 is left to the caller. Returns the number of axes."""
-    cdef int nd = 0
-    if not isinstance(shape, (tuple, list)):
-        shape = (shape,)
-    if len(shape) > MAX_NDIM:
-        raise ValueError(f"[{op}] at most {MAX_NDIM} axes; got {len(shape)}")
-    for n in shape:
-        if type(n) is not int and (isinstance(n, bool) or not hasattr(n, "__index__")):
-            raise TypeError(f"[{op}] sizes must be ints; got {str(n)[:80]!r} in {str(shape)[:80]}")
-        try:
-            dims[nd] = n
-        except OverflowError:
-            dims[nd] = -2
-        if dims[nd] < -1:
-            raise ValueError(f"[{op}] sizes must be 0 .. 2**63 - 1; got {str(n)[:80]} in {str(shape)[:80]}")
-        nd += 1
-    return nd
-
-
-cdef Py_ssize_t read_axis(str op, object axis, int nd) except -1:
-    cdef Py_ssize_t number
-    if type(axis) is not int and (isinstance(axis, bool) or not hasattr(axis, "__index__")):
-        raise TypeError(f"[{op}] an axis must be an int; got {str(axis)[:80]!r}")
-    try:
-        number = axis
-    except OverflowError:
-        number = PY_SSIZE_T_MAX
-    if not -nd <= number < nd:
-        raise ValueError(f"[{op}] axis out of range; got axis {str(axis)[:80]}, expected -{nd} .. {nd - 1}"
-                         if nd else f"[{op}] an array without axes has no axis; got axis {str(axis)[:80]}")
-    return number + nd if number < 0 else number
-
-
-cdef int need(str op, str name, Array x, Kind kind, int nd=-1) except -1:
-    """Kind and, when given, number of axes."""
-    if x is None:
-        raise TypeError(f"[{op}] {name} must be an array; got None")
-    if x.kind != kind:
-        raise TypeError(f"[{op}] {name} must be {KIND_NAMES[kind]}; got {KIND_NAMES[x.kind]}")
-    if nd >= 0 and x.nd != nd:
-        raise ValueError(f"[{op}] {name} must have {nd} axes; got shape {dims_tuple(x)}")
-    return 0
-
-
-cdef inline bint same_shape(Array a, Array b) noexcept:
-    return a.nd == b.nd and memcmp(a.dims, b.dims, a.nd * sizeof(Py_ssize_t)) == 0
-
-
-cdef int need_same_shape(str op, str a_name, Array a, str b_name, Array b) except -1:
-    if not same_shape(a, b):
-        raise ValueError(f"[{op}] shapes must be equal; got {a_name} {dims_tuple(a)}, {b_name} {dims_tuple(b)}")
-    return 0
-
-
 # ------------------------------------------------------------------------------------------------- making arrays
 
-def empty(shape, dtype="float32"):
-    """Uninitialised array."""
+def empty(shape, dtype="float32", str op="empty"):
+    """Uninitialised array. op: in whose name sizes are refused."""
     cdef Py_ssize_t[MAX_NDIM] dims
-    cdef int nd = read_shape("empty", shape, dims), i
+    cdef int nd = read_shape(op, shape, dims), i
     for i in range(nd):
         if dims[i] < 0:
-            raise ValueError(f"[empty] sizes must not be negative; got shape {tuple(shape)}")
+            raise ValueError(f"[{op}] sizes must not be negative; got {short(shape)}")
     return new_array(kind_of(dtype), nd, dims)
 
 
-def full(shape, value, dtype="float32"):
-    cdef Array out = empty(shape, dtype)
+def full(shape, value, dtype="float32", str op="full"):
+    cdef Array out = empty(shape, dtype, op)
     cdef Py_ssize_t i
     cdef float f
     cdef int64_t n

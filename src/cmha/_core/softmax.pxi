@@ -15,10 +15,11 @@ ctypedef void (*row_backward)(float *, const float *, const float *, Py_ssize_t,
 cdef Py_ssize_t softmax_axis(str op, Array x, object axis) except -1:
     if x.nd == 0:
         raise ValueError(f"[{op}] needs at least one axis; got shape ()")
-    if hasattr(axis, "__index__") and not -x.nd <= axis.__index__() < x.nd:
-        raise ValueError(f"[{op}] axis out of range; got axis {str(axis)[:80]} for shape {dims_tuple(x)}, "
-                         f"expected -{x.nd} .. {x.nd - 1}")
-    return read_axis(op, axis, x.nd)
+    try:
+        return read_axis(op, axis, x.nd)
+    except ValueError:
+        raise ValueError(f"[{op}] axis out of range; got axis {short(axis)} for shape {dims_tuple(x)}, "
+                         f"expected -{x.nd} .. {x.nd - 1}") from None
 
 
 cdef Array exchange_last(Array x, Py_ssize_t axis):

@@ -90,7 +90,7 @@ def permute(Array x not None, axes):
     cdef int i = 0
     memset(seen, 0, sizeof(seen))
     if not isinstance(axes, (tuple, list)) or len(axes) != x.nd:
-        raise ValueError(f"[permute] needs each of the {x.nd} axes once; got {str(axes)[:80]} for shape {x.shape}")
+        raise ValueError(f"[permute] needs each of the {x.nd} axes once; got {short(axes)} for shape {x.shape}")
     for given in axes:
         axis = read_axis("permute", given, x.nd)
         if seen[axis]:
@@ -139,7 +139,7 @@ def index_view(Array x not None, index):
     for item in items:
         if item is Ellipsis:
             if dots:
-                raise IndexError(f"[index] only one ... is allowed; got {str(index)[:80]}")
+                raise IndexError(f"[index] only one ... is allowed; got {short(index)}")
             dots = True
         elif item is not None:
             used += 1
@@ -162,13 +162,13 @@ def index_view(Array x not None, index):
             if not (isinstance(item, slice) or item is None or item is Ellipsis):
                 position = item.__index__()
                 if not -x.dims[axis] <= position < x.dims[axis]:
-                    raise IndexError(f"[index] out of range; got {str(position)[:80]} for axis {axis} of "
+                    raise IndexError(f"[index] out of range; got {short(position)} for axis {axis} of "
                                      f"shape {x.shape}")
                 out.data += (position % x.dims[axis]) * x.steps[axis] * KIND_SIZES[x.kind]
                 axis += 1
                 continue
             if nd == MAX_NDIM:
-                raise ValueError(f"[index] at most {MAX_NDIM} axes; got {str(index)[:80]} for shape {x.shape}")
+                raise ValueError(f"[index] at most {MAX_NDIM} axes; got {short(index)} for shape {x.shape}")
             if item is None:
                 out.dims[nd], out.steps[nd] = 1, 0
             elif item is Ellipsis:
@@ -176,9 +176,10 @@ def index_view(Array x not None, index):
                 axis += 1
             else:
                 try:
-                    start, stop, step = item.indices(x.dims[axis])
+                    start, stop, wide_step = item.indices(x.dims[axis])
+                    step = max(min(wide_step, PY_SSIZE_T_MAX), -PY_SSIZE_T_MAX)     # reaches the first element only
                 except (TypeError, ValueError) as error:        # a step of 0, a bound that is no int
-                    raise type(error)(f"[index] {error}; got {str(item)[:80]}") from None
+                    raise type(error)(f"[index] {error}; got {short(item)}") from None
                 count_of = len(range(start, stop, step))
                 out.dims[nd] = count_of
                 out.steps[nd] = x.steps[axis] * step if count_of > 1 else x.steps[axis]

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from cmha.errors import check_integer
+from cmha.errors import check_flag, check_integer, quote
 from cmha.functional import check_probability
 
 
@@ -23,6 +23,8 @@ class GPTConfig:
     def __post_init__(self):
         for name in ("vocab_size", "block_size", "n_layer", "n_head", "n_embd"):
             object.__setattr__(self, name, check_integer("gpt_config", name, getattr(self, name), 1))
+        for name in ("bias", "output_projection"):
+            object.__setattr__(self, name, check_flag("gpt_config", name, getattr(self, name)))
         if self.n_embd % self.n_head:
             raise ValueError(
                 f"[gpt_config] n_embd must be divisible by n_head; got n_embd={self.n_embd}, n_head={self.n_head}"
@@ -36,9 +38,9 @@ class GPTConfig:
     @classmethod
     def preset(cls, name, **changes):
         """A named configuration (tiny, char, baby, gpt2, gpt2_medium, gpt2_large, gpt2_xl), with changes."""
-        if name not in PRESETS:
+        if not isinstance(name, str) or name not in PRESETS:
             raise ValueError(
-                f"[gpt_config] unknown preset; got {str(name)[:80]!r}, expected one of {', '.join(PRESETS)}"
+                f"[gpt_config] unknown preset; got {quote(name)}, expected one of {', '.join(PRESETS)}"
             )
         return cls(**{**PRESETS[name], **changes})
 

@@ -62,6 +62,8 @@ class GPT(Module):
         With a cache (gpt.new_cache) ids are the positions behind what it holds; no gradients then.
         """
         ids = self._checked_ids("ids", ids)
+        if cache is not None and not isinstance(cache, ModelCache):
+            raise TypeError(f"[gpt] cache must be one of gpt.new_cache(); got {type(cache).__name__}")
         B, T = ids.shape
         start = 0 if cache is None else len(cache)
         if start + T > self.cfg.block_size:

@@ -12,8 +12,9 @@ import numpy as np
 
 from cmha import ops, random
 from cmha.autograd import no_grad
-from cmha.errors import check_integer
+from cmha.errors import check_flag, check_integer
 from cmha.functional import attention_mask, check_probability
+from cmha.nn.kv_cache import KVCache
 from cmha.nn.layers import Linear
 from cmha.nn.module import Module
 from cmha.tensor import make, to_tensor
@@ -21,7 +22,8 @@ from cmha.tensor import make, to_tensor
 
 def split_heads(x, n_head):
     """(B, T, D) -> (B*H, T, hd). The permute must come before the last reshape, or heads and time get mixed."""
-    B, T, D = _three_axes("split_heads", "x (B, T, D)", x)
+    x = _three_axes("split_heads", "x (B, T, D)", x)
+    B, T, D = x.shape
     if D % check_integer("split_heads", "n_head", n_head, 1):
         raise ValueError(f"[split_heads] the last axis must be divisible by n_head; got x {x.shape}, n_head={n_head}")
     x = x.reshape(B, T, n_head, D // n_head)  # (B, T, H, hd)   cut D into heads: a view
@@ -31,7 +33,8 @@ def split_heads(x, n_head):
 
 def merge_heads(x, n_head):
     """(B*H, T, hd) -> (B, T, D): the mirror of split_heads, in the mirror order."""
-    BH, T, hd = _three_axes("merge_heads", "x (B*H, T, hd)", x)
+    x = _three_axes("merge_heads", "x (B*H, T, hd)", x)
+    BH, T, hd = x.shape
     if BH % check_integer("merge_heads", "n_head", n_head, 1):
         raise ValueError(f"[merge_heads] the first axis must be divisible by n_head; got x {x.shape}, n_head={n_head}")
     x = x.reshape(BH // n_head, n_head, T, hd)  # (B, H, T, hd)   a view
@@ -40,9 +43,10 @@ def merge_heads(x, n_head):
 
 
 def _three_axes(op, wanted, x):
+    x = to_tensor(x, op)
     if x.ndim != 3:
         raise ValueError(f"[{op}] needs {wanted}; got x {x.shape}")
-    return x.shape
+    return x
 
 
 def causal_mask(T, S=None):
@@ -78,6 +82,7 @@ class MultiHeadAttention(Module):
         self.c_q = Linear(n_embd, n_embd, bias=bias)
         self.c_k = Linear(n_embd, n_kv_head * self.head_dim, bias=bias)
         self.c_v = Linear(n_embd, n_kv_head * self.head_dim, bias=bias)
+        output_projection = check_flag(op, "output_projection", output_projection)
         self.c_proj = Linear(n_embd, n_embd, bias=bias) if output_projection else None
 
     def describe(self):
@@ -91,7 +96,11 @@ class MultiHeadAttention(Module):
         is_causal: query i sees keys up to i + S - T. key_mask: bool (B, S), True = a real token. cache: a KVCache; keys
         and values are appended to it (inference only: no gradients). key_value: (B, S, D), where they come from.
         """
+        is_causal = check_flag("attention", "is_causal", is_causal)
+        need_weights = check_flag("attention", "need_weights", need_weights)
         if cache is not None:
+            if not isinstance(cache, KVCache):
+                raise TypeError(f"[attention] cache must be a KVCache; got {type(cache).__name__}")
             with no_grad():
                 return self._attend(x, mask, cache, is_causal, key_value, key_mask, need_weights)
         return self._attend(x, mask, None, is_causal, key_value, key_mask, need_weights)
@@ -103,7 +112,7 @@ class MultiHeadAttention(Module):
             raise ValueError(f"[attention] batches must be equal; got x {x.shape}, key_value {source.shape}")
         S = source.shape[1] + (len(cache) if cache is not None else 0)
         options = {"mask": self._checked_mask(mask, x, S), "key_mask": self._checked_key_mask(key_mask, x, S),
-                   "is_causal": bool(is_causal)}  # fmt: skip
+                   "is_causal": is_causal}  # fmt: skip
         q, k, v = self.c_q(x), self.c_k(source), self.c_v(source)  # 1 project: (B, T, D), (B, S, H_kv * hd) twice
         if cache is not None:
             k, v = cache.append(self._heads(k), self._heads(v))  # 2 remember: (B, H_kv, S, hd)

@@ -3,14 +3,16 @@
 import numpy as np
 
 from cmha import _core
-from cmha.errors import check_integer
+from cmha.errors import check_integer, quote
+from cmha.foreign import numpy_array
 from cmha.tensor import Tensor, to_tensor
 
 
 class KVCache:
     """Preallocated keys and values of one attention layer: (B, H_kv, capacity, hd) each, with a length per row.
 
-    For inference: what it returns carries no gradient, and shares the cache's memory until the next append.
+    For inference: what append returns carries no gradient, and is a view of the cache's own memory, valid until the
+    cache is written again: after truncate, the next append changes it. `cmha.tensor(k_all)` keeps a copy.
     """
 
     def __init__(self, batch_size, n_head, head_dim, capacity):
@@ -35,8 +37,10 @@ class KVCache:
         start, n = len(self), k.shape[2] if k.ndim == 4 else 0
         wanted = (self.batch_size, self.n_head, n, self.head_dim)
         if k.shape != wanted or v.shape != wanted:
-            raise ValueError(f"[kv_cache] k and v must be (B, H, n, hd) = {wanted[:2] + ('n',) + wanted[3:]}; "
-                             f"got k {k.shape}, v {v.shape}")  # fmt: skip
+            raise ValueError(
+                f"[kv_cache] k and v must be (B, H, n, hd); got k {k.shape}, v {v.shape}, "
+                f"expected ({self.batch_size}, {self.n_head}, n, {self.head_dim})"
+            )
         if start + n > self.capacity:
             raise ValueError(
                 f"[kv_cache] the cache is full; got {n} positions behind {start}, expected at most {self.capacity}"
@@ -48,7 +52,10 @@ class KVCache:
         return Tensor(self._k[used]), Tensor(self._v[used])
 
     def append(self, k, v):
-        """(B, H_kv, n, hd) twice -> all keys, all values (B, H_kv, len, hd). Full, mismatched: an error, unchanged."""
+        """(B, H_kv, n, hd) twice -> all keys, all values (B, H_kv, len, hd). Full, mismatched: an error, unchanged.
+
+        The results are views of the cache's memory, valid until the cache is written again.
+        """
         k_all, v_all = self.write(k, v)
         self.lengths += k_all.shape[2] - len(self)
         return k_all, v_all
@@ -82,11 +89,11 @@ class KVCache:
 
 
 def _checked_rows(rows, batch_size):
-    rows = np.asarray(rows)
-    if rows.dtype.kind not in "iu" or rows.shape != (batch_size,):
+    rows = numpy_array(rows, "kv_cache")
+    if rows.dtype != np.int64 or rows.shape != (batch_size,):
         raise ValueError(f"[kv_cache] rows must be {batch_size} ints; got {rows.dtype} of shape {rows.shape}")
     if rows.size and not (0 <= rows.min() and rows.max() < batch_size):
-        raise IndexError(f"[kv_cache] rows must be 0 .. {batch_size - 1}; got {rows.tolist()}")
+        raise IndexError(f"[kv_cache] rows must be 0 .. {batch_size - 1}; got {quote(rows.tolist())}")
     return rows
 
 

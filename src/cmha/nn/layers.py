@@ -3,7 +3,7 @@
 import math
 
 from cmha import ops, random
-from cmha.errors import check_integer
+from cmha.errors import check_flag, check_integer, check_number
 from cmha.functional import check_probability, ones, rand, randn, zeros
 from cmha.nn.module import Module
 from cmha.tensor import make, to_tensor
@@ -18,7 +18,7 @@ class Linear(Module):
         self.weight = (rand(n_in, n_out) * (2 * bound) - bound).detach()
         self.weight.requires_grad = True
         self.bias = None
-        if bias:
+        if check_flag("linear", "bias", bias):
             self.bias = (rand(n_out) * (2 * bound) - bound).detach()
             self.bias.requires_grad = True
 
@@ -33,10 +33,8 @@ class LayerNorm(Module):
 
     def __init__(self, n, eps=1e-5, bias=True):
         self.weight = ones(check_integer("layer_norm", "n", n, 1), requires_grad=True)
-        self.bias = zeros(n, requires_grad=True) if bias else None
-        if not eps > 0:
-            raise ValueError(f"[layer_norm] eps must be above 0; got {eps}")
-        self.eps = float(eps)
+        self.bias = zeros(n, requires_grad=True) if check_flag("layer_norm", "bias", bias) else None
+        self.eps = check_number("layer_norm", "eps", eps, lambda value: value > 0, "a number above 0")
 
     def forward(self, x):
         """(..., n) -> (..., n)"""
@@ -71,6 +69,7 @@ class Dropout(Module):
         return f"p={self.p}"
 
     def forward(self, x):
+        x = to_tensor(x, "dropout").float()
         if not self.training or self.p == 0:
             return x
         seed, stream, first_row = random.next_stream()

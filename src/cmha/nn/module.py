@@ -1,6 +1,9 @@
 """Module: a thing with parameters. They are found by walking attributes; nothing is registered."""
 
+from collections.abc import Mapping
+
 from cmha import _core
+from cmha.errors import check_flag
 from cmha.tensor import Tensor, to_tensor
 
 
@@ -49,6 +52,8 @@ class Module:
 
     def load_state_dict(self, state):
         """Copy tensors or arrays into the parameters. Every name and shape must fit, else nothing is written."""
+        if not isinstance(state, Mapping):
+            raise TypeError(f"[load_state_dict] needs a dict of names and arrays; got {type(state).__name__}")
         own = dict(self.named_parameters())
         faults = [f"missing {name}" for name in own if name not in state]
         faults += [f"unknown {name}" for name in state if name not in own]
@@ -65,8 +70,9 @@ class Module:
             _core.assign(own[name].data, t.data)
 
     def train(self, mode=True):
+        mode = check_flag("train", "mode", mode)
         for _, module in self.named_modules():
-            module.training = bool(mode)
+            module.training = mode
         return self
 
     def eval(self):

@@ -9,8 +9,9 @@ def reshape(x, *, shape):
 
 
 def permute(x, *, axes):
+    y = x.permute(axes)  # checks the axes
     inverse = tuple(sorted(range(len(axes)), key=lambda i: axes[i] % len(axes)))
-    return x.permute(axes), lambda dy: (dy.permute(inverse),)
+    return y, lambda dy: (dy.permute(inverse),)
 
 
 def expand(x, *, shape):
