@@ -259,3 +259,13 @@ def test_hugging_face_names_and_layouts(tmp_path):
         save_file(renamed, tmp_path / "model.safetensors")
         with no_grad():
             same_bits(GPT.from_pretrained(tmp_path)(tokens), gpt(tokens))
+
+
+def test_refused_targets_leave_the_cache_as_it_was():
+    gpt = GPT(GPTConfig(7, 5, 1, 1, 4))
+    cache = gpt.new_cache(1)
+    with pytest.raises(IndexError):
+        gpt([[1, 2]], [[1, 9]], cache=cache)
+    assert len(cache) == 0
+    logits, loss = gpt([[1, 2]], [[1, 6]], cache=cache)
+    assert len(cache) == 2 and logits.shape == (1, 2, 7) and loss.shape == ()

@@ -76,8 +76,13 @@ class GPT(Module):
         if cache is None:
             logits = self._logits(ids, 0, [None] * len(self.h))
         else:
-            logits = self._logits_behind(ids, cache)
-        return logits if targets is None else (logits, functional.cross_entropy(logits, targets))
+            self._check_fit(cache, B, T)
+            with no_grad():
+                logits = self._logits(ids, start, cache.layers)
+        loss = None if targets is None else functional.cross_entropy(logits, targets)
+        if cache is not None:
+            cache.advance(T)  # last: whatever is refused above leaves the cache as it was
+        return logits if targets is None else (logits, loss)
 
     def _logits(self, ids, start, caches):
         B, T = ids.shape
@@ -88,8 +93,7 @@ class GPT(Module):
         x = self.ln_f(x).reshape(B * T, self.cfg.n_embd)
         return (x @ self.wte.weight.T).reshape(B, T, self.cfg.vocab_size)  # (B, T, V)
 
-    def _logits_behind(self, ids, cache):
-        B, T = ids.shape
+    def _check_fit(self, cache, B, T):
         if B != cache.batch_size or len(self.h) != len(cache.layers):
             raise ValueError(
                 f"[gpt] the cache must fit the model and the batch; got {len(cache.layers)} layers and "
@@ -99,10 +103,6 @@ class GPT(Module):
             raise ValueError(
                 f"[gpt] the cache is full; got {T} positions behind {len(cache)}, expected at most {cache.capacity}"
             )
-        with no_grad():
-            logits = self._logits(ids, len(cache), cache.layers)
-        cache.advance(T)
-        return logits
 
     def _checked_ids(self, name, ids):
         ids = to_tensor(ids, "gpt")
@@ -141,10 +141,5 @@ class GPT(Module):
         model.load_state_dict(state)
         return model.eval()
 
-    def generate(self, ids, max_new_tokens, **options):
-        """Continue each row of ids (B, T): see cmha.generate.generate."""
-        return generate(self, ids, max_new_tokens, **options)
-
-    def stream(self, ids, max_new_tokens, **options):
-        """The same for one row (1, T), one id at a time: see cmha.generate.stream."""
-        return stream(self, ids, max_new_tokens, **options)
+    generate = generate
+    stream = stream
