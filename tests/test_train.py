@@ -13,6 +13,7 @@ from cmha import GPT, AdamW, GPTConfig, clip_grad_norm_, cosine_schedule
 from cmha.errors import CheckpointError
 from cmha.train import Trainer, TrainSettings, parameter_groups
 from cmha.train.checkpoint import checkpoints, load_checkpoint, save_checkpoint
+from cmha.train.memory import bytes_available, bytes_needed
 
 
 def leaf(values):
@@ -314,6 +315,17 @@ def test_a_signal_ends_the_run_after_its_step(number, tmp_path):
     assert run.step == 5 and [step for step, _ in checkpoints(tmp_path)] == [3, 5]
     assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == before
     assert json.loads((tmp_path / "log.jsonl").read_text().splitlines()[-1])["step"] == 5
+
+
+def test_memory_is_counted(tmp_path):
+    char = GPTConfig.char(vocab_size=103)
+    need = {n: bytes_needed(char, n) for n in (1, 256, 512, 1024)}
+    assert need[1024] - need[512] == 2 * (need[512] - need[256]) and need[1] > 16 * GPT(char).num_parameters()
+    assert bytes_available(tmp_path, tmp_path) is None
+    (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:  7 kB\n")
+    for limit, available in (("max", 7168), ("5000\n", 5000), ("9223372036854771712", 7168)):
+        (tmp_path / "memory.max").write_text(limit)
+        assert bytes_available(tmp_path, tmp_path) == available
 
 
 def test_settings_are_checked():

@@ -82,6 +82,7 @@ def run(args):
     from cmha.gpt import GPT
     from cmha.text import corpora
     from cmha.train import Trainer
+    from cmha.train.memory import check_memory
 
     settings = _check(args)
     if args.threads is not None:
@@ -91,7 +92,7 @@ def run(args):
     text = corpora.read_texts(args.text) if args.text else corpora.default_text()
     tokenizer = _tokenizer(args.tokenizer, text)
     config = _config(args, tokenizer.vocab_size)
-    _check_memory(config)
+    check_memory(config, args.batch_size)
     training, validation = corpora.split(corpora.encode_text(tokenizer, text), config.block_size)
     random.manual_seed(args.seed)
     gpt = GPT(config)
@@ -137,17 +138,6 @@ def _config(args, vocab_size):
     changes = {name: value for name, value in given.items() if value is not None}
     changes |= {"dropout": args.dropout, "output_projection": args.output_projection}
     return GPTConfig.preset(args.preset, vocab_size=vocab_size, **changes)
-
-
-def _check_memory(config):
-    """Refuses a model that can never fit, before building it block by block until the machine gives up."""
-    D = config.n_embd
-    parameters = (config.vocab_size + config.block_size) * D + config.n_layer * 12 * D * D
-    need = 16 * parameters  # weight, gradient and two moments, 4 bytes each
-    have = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else need
-    if need > have:
-        got = f"{parameters:,} parameters, {need / 2**30:.1f} GiB with gradients and moments, on {have / 2**30:.1f} GiB"
-        raise MemoryError(message("train", "model must fit in memory", got))
 
 
 def _tokenizer(name, text):

@@ -12,7 +12,7 @@ from cmha.autograd import no_grad
 from cmha.errors import check_integer, check_number, message
 from cmha.text.corpora import check_length
 from cmha.train.adamw import AdamW, clip_factor, grad_norm, parameter_groups
-from cmha.train.batches import training_batch, validation_batches
+from cmha.train.batches import VALIDATION_BATCH, training_batch, validation_batches
 from cmha.train.checkpoint import save_checkpoint
 from cmha.train.schedule import cosine_schedule
 from cmha.train.signals import StopRequest
@@ -124,7 +124,7 @@ class Trainer:
         self.model.eval()
         try:
             with no_grad():
-                for inputs, targets in validation_batches(self.validation, 32, self.model.cfg.block_size):
+                for inputs, targets in validation_batches(self.validation, VALIDATION_BATCH, self.model.cfg.block_size):
                     if stop is not None and stop.number is not None:
                         return None
                     _, loss = self.model(inputs, targets)
