@@ -175,6 +175,28 @@ def test_p7_a_reader_that_leaves_ends_it_silently(run):
     assert process.returncode == 1 and error.count("\n") == 1 and error.startswith("cmha: error: No space left")
 
 
+@pytest.mark.parametrize("arguments", [["info"], ["--help"], ["train"]])
+def test_what_fails_while_the_package_is_imported_is_one_line(arguments, tmp_path):
+    script = tmp_path / "cmha"  # as pip writes it
+    script.write_text("import sys\nfrom cmha.cli import main\nsys.exit(main())\n")
+    for program in (["-m", "cmha"], ["-mcmha"], [script]):
+        environment = os.environ | {"CMHA_SIMD": "foo"}
+        program = [sys.executable, *program, *arguments]
+        process = subprocess.run(program, env=environment, capture_output=True, text=True)
+        assert process.returncode == 2 and process.stdout == ""
+        assert process.stderr.startswith("cmha: error: [CMHA_SIMD] ") and process.stderr.count("\n") == 1
+
+
+def test_p5_ctrl_c_while_the_package_is_imported(tmp_path):
+    program = [sys.executable, "-X", "importtime", "-m", "cmha", "train", "--out", tmp_path / "out"]
+    with subprocess.Popen(program, stdout=-1, stderr=-1, text=True) as process:
+        while "numpy" not in process.stderr.readline():
+            pass
+        process.send_signal(signal.SIGINT)
+        error = process.stderr.read()
+    assert process.returncode == 130 and "Traceback" not in error and "ignored" not in error
+
+
 @pytest.mark.parametrize("locale", [{"LC_ALL": "C"}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}])
 def test_p7_any_locale_takes_and_prints_any_text(run, locale):
     options = ["--prompt", "caf\u00e9", "--max-new-tokens", 40, "--seed", 1]
