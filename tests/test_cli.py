@@ -206,7 +206,7 @@ def test_p7_any_locale_takes_and_prints_any_text(run, locale):
     assert out.startswith((b"caf\xc3\xa9", b"caf\\xe9"))
 
 
-@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_p5_a_signal_saves_and_ends(run, number, code, tmp_path):
     out = tmp_path / "out"
     options = [*SIZES, "--steps", 10**6, "--eval-interval", 5, "--out", out]
@@ -216,7 +216,51 @@ def test_p5_a_signal_saves_and_ends(run, number, code, tmp_path):
     process.send_signal(number)
     stdout, error = process.communicate(timeout=60)
     assert process.returncode == code, error
-    assert stdout.decode().splitlines()[-1] == str(out) and b"Traceback" not in error
+    assert stdout.decode().splitlines() == ([] if number == signal.SIGHUP else [str(out)]) and b"Traceback" not in error
     last = json.loads((out / "log.jsonl").read_text().splitlines()[-1])["step"]
     assert f"step-{last}.safetensors" in os.listdir(out / "checkpoints")
     assert main(["generate", str(out), "--max-new-tokens", "2", "--seed", "1"]) == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a terminal of its own")
+def test_p5_a_closed_terminal_saves_and_ends(run, tmp_path):
+    out = tmp_path / "out"
+    options = [*SIZES, "--steps", 10**6, "--eval-interval", 5, "--out", out]
+    here, there = os.openpty()
+    # a session of its own, with this terminal in control of it: its end is what a closed window is
+    take = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+    program = [sys.executable, "-c", take, sys.executable, "-m", "cmha", "train", run.parent / "a.txt", *options]
+    program = list(map(str, program))
+    with subprocess.Popen(program, stdin=there, stdout=there, stderr=there, start_new_session=True) as process:
+        os.close(there)
+        while process.poll() is None and not (out / "log.jsonl").exists():
+            os.read(here, 4096)
+        os.close(here)
+        assert process.wait(60) == 129
+    last = json.loads((out / "log.jsonl").read_text().splitlines()[-1])["step"]
+    assert f"step-{last}.safetensors" in os.listdir(out / "checkpoints")
+
+
+def test_a_run_that_ends_before_its_first_save_leaves_nothing(run, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = run.parent / "a.txt"
+    assert "finite" in refused(capsys, 1, "train", text, *SMALL, "--lr", "1e30")
+    assert "finite" in refused(capsys, 1, "train", text, *SMALL, "--lr", "1e30", "--out", "a/b")
+    monkeypatch.setattr("cmha.train.trainer.save_checkpoint", lambda *_: 1 / 0)
+    refused(capsys, 1, "train", text, *SMALL)
+    assert os.listdir(tmp_path) == []
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes").write_text("kept")
+    refused(capsys, 1, "train", text, *SMALL, "--out", "mine")
+    assert os.listdir(tmp_path / "mine") == ["notes"]
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", str(text), *SMALL]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "runs/001"
+
+
+def test_a_closed_stdout_is_an_error(run):
+    for arguments in (["generate", run, "--seed", "1"], ["info"], ["trace"]):
+        program = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-m", "cmha", *arguments]
+        process = subprocess.run(list(map(str, program)), capture_output=True, text=True)
+        assert (process.returncode, process.stderr) == (1, "cmha: error: stdout is closed\n")
