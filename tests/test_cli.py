@@ -1,5 +1,6 @@
 """The command line: what is refused and how, exit codes, pipes, signals, locales."""
 
+import inspect
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ import sys
 import pytest
 
 from cmha.cli import main
+from cmha.generate import generate, stream
 
 TEXT = "the cat sat on the mat, and the dog did not. caf\u00e9 \u201cyes\u201d\n" * 30
 SIZES = ["--n-layer", "1", "--n-embd", "8", "--n-head", "2", "--block-size", "12"]
@@ -61,6 +63,14 @@ def test_b83_wrong_usage_is_one_line_and_exit_code_2(arguments, capsys, tmp_path
     assert os.listdir(tmp_path) == []
 
 
+def test_a_value_out_of_range_is_told_the_range(capsys):
+    for value in (2**63, 10**40, "9" * 5000):
+        assert f"must be an integer from 0 to {2**63 - 1}; got " in refused(capsys, 2, "train", "--seed", value)
+    assert "must be an integer of at least 0; got '-1'" in refused(capsys, 2, "train", "--seed=-1")
+    for value in ("inf", "0", "nan"):
+        assert "must be a finite number above 0" in refused(capsys, 2, "train", "--lr", value)
+
+
 def test_b83_empty_values(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for arguments in ([""], ["--out", ""], ["--no-output-projection", ""], ["--lr", ""], ["--tokenizer", ""]):
@@ -79,7 +89,10 @@ def test_what_a_file_holds_is_exit_code_1(capsys, tmp_path, monkeypatch):
     assert "empty" in refused(capsys, 1, "train", "empty.txt")
     assert "validation split" in refused(capsys, 1, "train", "short.txt", "--block-size", "4")
     assert "directory" in refused(capsys, 1, "train", tmp_path)
-    assert "No such file" in refused(capsys, 1, "generate", "missing")
+    for name in ("generate", "trace"):
+        assert refused(capsys, 1, name, "missing") == "cmha: error: no such run: 'missing'"
+        assert "not a run: 'short.txt' is not a folder" in refused(capsys, 1, name, "short.txt")
+        assert "holds no config.json" in refused(capsys, 1, name, tmp_path)
     assert sorted(os.listdir(tmp_path)) == ["bad.txt", "empty.txt", "short.txt"]
 
 
@@ -135,8 +148,18 @@ def test_generate_continues_the_prompt(run, capsys):
     assert word == "seed"
     assert main(["generate", str(run), "--prompt", "the cat", "--max-new-tokens", "25", "--seed", seed]) == 0
     assert capsys.readouterr().out == drawn.out
-    line = refused(capsys, 1, "generate", run, "--prompt", "a\u20acb")
+    assert main(["generate", str(run), "--prompt", "a\u20acb"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()  # no seed before it
     assert "'\u20ac' at position 1" in line
+
+
+def test_options_of_generating_are_named_in_full():
+    for function in (generate, stream):
+        with pytest.raises(TypeError, match=rf"^{function.__name__}\(\) .*'top_q'"):
+            function(None, [[0]], 3, top_q=1)
+        assert inspect.getfullargspec(function).kwonlyargs == [
+            "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "stop", "seed",
+        ]  # fmt: skip
 
 
 def test_trace(run, capsys):
@@ -148,6 +171,8 @@ def test_trace(run, capsys):
     assert main(["trace", str(run), "--batch-size", "3"]) == 0
     out = capsys.readouterr().out
     assert "(3, 12, 8)" in out and "view" in out and "copy" in out
+    assert main(["trace", str(run), "--block-size", "5"]) == 0 and "(8, 5, 8)" in capsys.readouterr().out
+    assert "got 13, expected at most 12" in refused(capsys, 1, "trace", run, "--block-size", 13)
 
 
 def test_info_version_and_help(capsys):
