@@ -1,4 +1,4 @@
-"""What the two comparisons share: train the tiny GPT on the documentation that every Python carries."""
+"""A helper, not an example: heads_4_to_8.py and without_c_proj.py train the tiny GPT with it."""
 
 import time
 

@@ -1,5 +1,6 @@
 """The command line: what is refused and how, exit codes, pipes, signals, locales."""
 
+import inspect
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ import sys
 import pytest
 
 from cmha.cli import main
+from cmha.generate import generate, stream
 
 TEXT = "the cat sat on the mat, and the dog did not. caf\u00e9 \u201cyes\u201d\n" * 30
 SIZES = ["--n-layer", "1", "--n-embd", "8", "--n-head", "2", "--block-size", "12"]
@@ -61,6 +63,14 @@ def test_b83_wrong_usage_is_one_line_and_exit_code_2(arguments, capsys, tmp_path
     assert os.listdir(tmp_path) == []
 
 
+def test_a_value_out_of_range_is_told_the_range(capsys):
+    for value in (2**63, 10**40, "9" * 5000):
+        assert f"must be an integer from 0 to {2**63 - 1}; got " in refused(capsys, 2, "train", "--seed", value)
+    assert "must be an integer of at least 0; got '-1'" in refused(capsys, 2, "train", "--seed=-1")
+    for value in ("inf", "0", "nan"):
+        assert "must be a finite number above 0" in refused(capsys, 2, "train", "--lr", value)
+
+
 def test_b83_empty_values(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for arguments in ([""], ["--out", ""], ["--no-output-projection", ""], ["--lr", ""], ["--tokenizer", ""]):
@@ -79,8 +89,18 @@ def test_what_a_file_holds_is_exit_code_1(capsys, tmp_path, monkeypatch):
     assert "empty" in refused(capsys, 1, "train", "empty.txt")
     assert "validation split" in refused(capsys, 1, "train", "short.txt", "--block-size", "4")
     assert "directory" in refused(capsys, 1, "train", tmp_path)
-    assert "No such file" in refused(capsys, 1, "generate", "missing")
+    for name in ("generate", "trace"):
+        assert refused(capsys, 1, name, "missing") == "cmha: error: no such run: 'missing'"
+        assert "not a run: 'short.txt' is not a folder" in refused(capsys, 1, name, "short.txt")
+        assert "holds no config.json" in refused(capsys, 1, name, tmp_path)
     assert sorted(os.listdir(tmp_path)) == ["bad.txt", "empty.txt", "short.txt"]
+
+
+@pytest.mark.parametrize("sizes", ["--batch-size 999999999", "--n-embd 4000000 --n-head 1", "--block-size 9999999999"])
+def test_what_cannot_fit_in_memory_is_refused_before_it_is_made(run, sizes, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    line = refused(capsys, 1, "train", run.parent / "a.txt", "--steps", 1, *sizes.split())
+    assert "GiB" in line and os.listdir(tmp_path) == []
 
 
 def test_run_folder(run, capsys):
@@ -128,8 +148,18 @@ def test_generate_continues_the_prompt(run, capsys):
     assert word == "seed"
     assert main(["generate", str(run), "--prompt", "the cat", "--max-new-tokens", "25", "--seed", seed]) == 0
     assert capsys.readouterr().out == drawn.out
-    line = refused(capsys, 1, "generate", run, "--prompt", "a\u20acb")
+    assert main(["generate", str(run), "--prompt", "a\u20acb"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()  # no seed before it
     assert "'\u20ac' at position 1" in line
+
+
+def test_options_of_generating_are_named_in_full():
+    for function in (generate, stream):
+        with pytest.raises(TypeError, match=rf"^{function.__name__}\(\) .*'top_q'"):
+            function(None, [[0]], 3, top_q=1)
+        assert inspect.getfullargspec(function).kwonlyargs == [
+            "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "stop", "seed",
+        ]  # fmt: skip
 
 
 def test_trace(run, capsys):
@@ -141,6 +171,8 @@ def test_trace(run, capsys):
     assert main(["trace", str(run), "--batch-size", "3"]) == 0
     out = capsys.readouterr().out
     assert "(3, 12, 8)" in out and "view" in out and "copy" in out
+    assert main(["trace", str(run), "--block-size", "5"]) == 0 and "(8, 5, 8)" in capsys.readouterr().out
+    assert "got 13, expected at most 12" in refused(capsys, 1, "trace", run, "--block-size", 13)
 
 
 def test_info_version_and_help(capsys):
@@ -168,6 +200,28 @@ def test_p7_a_reader_that_leaves_ends_it_silently(run):
     assert process.returncode == 1 and error.count("\n") == 1 and error.startswith("cmha: error: No space left")
 
 
+@pytest.mark.parametrize("arguments", [["info"], ["--help"], ["train"]])
+def test_what_fails_while_the_package_is_imported_is_one_line(arguments, tmp_path):
+    script = tmp_path / "cmha"  # as pip writes it
+    script.write_text("import sys\nfrom cmha.cli import main\nsys.exit(main())\n")
+    for program in (["-m", "cmha"], ["-mcmha"], [script]):
+        environment = os.environ | {"CMHA_SIMD": "foo"}
+        program = [sys.executable, *program, *arguments]
+        process = subprocess.run(program, env=environment, capture_output=True, text=True)
+        assert process.returncode == 2 and process.stdout == ""
+        assert process.stderr.startswith("cmha: error: [CMHA_SIMD] ") and process.stderr.count("\n") == 1
+
+
+def test_p5_ctrl_c_while_the_package_is_imported(tmp_path):
+    program = [sys.executable, "-X", "importtime", "-m", "cmha", "train", "--out", tmp_path / "out"]
+    with subprocess.Popen(program, stdout=-1, stderr=-1, text=True) as process:
+        while "numpy" not in process.stderr.readline():
+            pass
+        process.send_signal(signal.SIGINT)
+        error = process.stderr.read()
+    assert process.returncode == 130 and "Traceback" not in error and "ignored" not in error
+
+
 @pytest.mark.parametrize("locale", [{"LC_ALL": "C"}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}])
 def test_p7_any_locale_takes_and_prints_any_text(run, locale):
     options = ["--prompt", "caf\u00e9", "--max-new-tokens", 40, "--seed", 1]
@@ -177,7 +231,7 @@ def test_p7_any_locale_takes_and_prints_any_text(run, locale):
     assert out.startswith((b"caf\xc3\xa9", b"caf\\xe9"))
 
 
-@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_p5_a_signal_saves_and_ends(run, number, code, tmp_path):
     out = tmp_path / "out"
     options = [*SIZES, "--steps", 10**6, "--eval-interval", 5, "--out", out]
@@ -187,7 +241,51 @@ def test_p5_a_signal_saves_and_ends(run, number, code, tmp_path):
     process.send_signal(number)
     stdout, error = process.communicate(timeout=60)
     assert process.returncode == code, error
-    assert stdout.decode().splitlines()[-1] == str(out) and b"Traceback" not in error
+    assert stdout.decode().splitlines() == ([] if number == signal.SIGHUP else [str(out)]) and b"Traceback" not in error
     last = json.loads((out / "log.jsonl").read_text().splitlines()[-1])["step"]
     assert f"step-{last}.safetensors" in os.listdir(out / "checkpoints")
     assert main(["generate", str(out), "--max-new-tokens", "2", "--seed", "1"]) == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a terminal of its own")
+def test_p5_a_closed_terminal_saves_and_ends(run, tmp_path):
+    out = tmp_path / "out"
+    options = [*SIZES, "--steps", 10**6, "--eval-interval", 5, "--out", out]
+    here, there = os.openpty()
+    # a session of its own, with this terminal in control of it: its end is what a closed window is
+    take = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+    program = [sys.executable, "-c", take, sys.executable, "-m", "cmha", "train", run.parent / "a.txt", *options]
+    program = list(map(str, program))
+    with subprocess.Popen(program, stdin=there, stdout=there, stderr=there, start_new_session=True) as process:
+        os.close(there)
+        while process.poll() is None and not (out / "log.jsonl").exists():
+            os.read(here, 4096)
+        os.close(here)
+        assert process.wait(60) == 129
+    last = json.loads((out / "log.jsonl").read_text().splitlines()[-1])["step"]
+    assert f"step-{last}.safetensors" in os.listdir(out / "checkpoints")
+
+
+def test_a_run_that_ends_before_its_first_save_leaves_nothing(run, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = run.parent / "a.txt"
+    assert "finite" in refused(capsys, 1, "train", text, *SMALL, "--lr", "1e30")
+    assert "finite" in refused(capsys, 1, "train", text, *SMALL, "--lr", "1e30", "--out", "a/b")
+    monkeypatch.setattr("cmha.train.trainer.save_checkpoint", lambda *_: 1 / 0)
+    refused(capsys, 1, "train", text, *SMALL)
+    assert os.listdir(tmp_path) == []
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes").write_text("kept")
+    refused(capsys, 1, "train", text, *SMALL, "--out", "mine")
+    assert os.listdir(tmp_path / "mine") == ["notes"]
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", str(text), *SMALL]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "runs/001"
+
+
+def test_a_closed_stdout_is_an_error(run):
+    for arguments in (["generate", run, "--seed", "1"], ["info"], ["trace"]):
+        program = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-m", "cmha", *arguments]
+        process = subprocess.run(list(map(str, program)), capture_output=True, text=True)
+        assert (process.returncode, process.stderr) == (1, "cmha: error: stdout is closed\n")

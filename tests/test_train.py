@@ -13,6 +13,8 @@ from cmha import GPT, AdamW, GPTConfig, clip_grad_norm_, cosine_schedule
 from cmha.errors import CheckpointError
 from cmha.train import Trainer, TrainSettings, parameter_groups
 from cmha.train.checkpoint import checkpoints, load_checkpoint, save_checkpoint
+from cmha.train.memory import bytes_available, bytes_needed
+from cmha.train.progress import fitted
 
 
 def leaf(values):
@@ -298,9 +300,10 @@ def test_t3_a_run_that_is_not_finite_stops_before_it_saves(poison, tmp_path):
     assert len((tmp_path / "log.jsonl").read_text().splitlines()) == 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_the_run_after_its_step(number, tmp_path):
-    before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.getsignal(n) for n in numbers]
     run = trainer(tmp_path)
     step = run._train_step
 
@@ -312,8 +315,27 @@ def test_a_signal_ends_the_run_after_its_step(number, tmp_path):
     run._train_step = signalled
     assert run.run() == number
     assert run.step == 5 and [step for step, _ in checkpoints(tmp_path)] == [3, 5]
-    assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == before
+    assert [signal.getsignal(n) for n in numbers] == before
     assert json.loads((tmp_path / "log.jsonl").read_text().splitlines()[-1])["step"] == 5
+
+
+def test_progress_drops_whole_fields():
+    fields = [" 100/5000", "loss 1.873", "val 1.912", "00:34 left", "25,625 tokens/s"]
+    for width, expected in ((79, 5), (59, 4), (44, 4), (43, 3), (39, 3), (32, 3), (31, 2), (21, 2)):
+        assert fitted(fields, width) == "  ".join(fields[:expected]), width
+    assert fitted(fields, 20) == fitted(fields, 10) == "loss 1.873" and fitted(fields, 9) == ""
+    assert fitted(fields[:1], 9) == fields[0] and fitted(fields[:1], 8) == ""
+
+
+def test_memory_is_counted(tmp_path):
+    char = GPTConfig.char(vocab_size=103)
+    need = {n: bytes_needed(char, n) for n in (1, 256, 512, 1024)}
+    assert need[1024] - need[512] == 2 * (need[512] - need[256]) and need[1] > 16 * GPT(char).num_parameters()
+    assert bytes_available(tmp_path, tmp_path) is None
+    (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:  7 kB\n")
+    for limit, available in (("max", 7168), ("5000\n", 5000), ("9223372036854771712", 7168)):
+        (tmp_path / "memory.max").write_text(limit)
+        assert bytes_available(tmp_path, tmp_path) == available
 
 
 def test_settings_are_checked():

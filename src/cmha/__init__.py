@@ -1,6 +1,36 @@
 """Multi-head attention, and the GPT around it, on a compiled row-major tensor core."""
 
-from cmha import threads
+import os
+import signal
+import sys
+
+
+def _is_the_command():
+    """This process is `cmha` or `python -m cmha`: both import this package before a line of cmha.cli can run."""
+    arguments = getattr(sys, "argv", None) or [""]
+    if arguments[0] == "-m":  # while Python looks for the module
+        return sys.orig_argv[-len(arguments)] in ("cmha", "-mcmha")
+    return os.path.basename(arguments[0]) == "cmha"
+
+
+def _end(kind, error, trace):
+    """The command's sys.excepthook: what is raised outside of cmha.cli's own care ends as everything does there."""
+    if issubclass(kind, KeyboardInterrupt):
+        sys.exit(130)
+    if "--debug" in sys.argv:
+        sys.__excepthook__(kind, error, trace)
+    elif sys.stderr is not None:
+        print("cmha: error:", " ".join(str(error).split()), file=sys.stderr)
+    sys.exit(2 if issubclass(kind, ValueError) else 1)
+
+
+_interrupt = None
+if _is_the_command():
+    sys.excepthook = _end
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # half an import has nothing to tidy up
+        _interrupt = signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+
+from cmha import threads  # noqa: E402
 
 threads.start()
 
@@ -29,6 +59,9 @@ from cmha.tensor import Tensor  # noqa: E402
 from cmha.text import ByteTokenizer, CharTokenizer  # noqa: E402
 from cmha.threads import get_num_threads, set_num_threads, show_config  # noqa: E402
 from cmha.train import AdamW, clip_grad_norm_, cosine_schedule  # noqa: E402
+
+if _interrupt is not None:
+    signal.signal(signal.SIGINT, _interrupt)
 
 __all__ = [
     "GPT", "AdamW", "ByteTokenizer", "CharTokenizer", "CheckpointError", "GPTConfig", "KVCache", "MultiHeadAttention",

@@ -97,17 +97,27 @@ def next_token(logits, sampling, *, row=0, n=0, seen=None):
     return int(order[min(drawn, p.size - 1)])
 
 
-def generate(model, ids, max_new_tokens, **options):
+def generate(
+    model, ids, max_new_tokens, *,
+    temperature=1.0, top_k=None, top_p=None, min_p=None, repetition_penalty=1.0, stop=None, seed=None,
+):  # fmt: skip
     """ids (B, T) -> int64 (B, T + n): the prompt and n <= max_new_tokens new ids.
 
     A row that has met a stop id goes on with that id; all is over when every row has met one.
     """
+    options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+    options |= {"repetition_penalty": repetition_penalty, "stop": stop, "seed": seed}
     prompt, steps = _start(model, ids, max_new_tokens, options)
     return np.stack([*prompt.T, *steps], axis=1)
 
 
-def stream(model, ids, max_new_tokens, **options):
+def stream(
+    model, ids, max_new_tokens, *,
+    temperature=1.0, top_k=None, top_p=None, min_p=None, repetition_penalty=1.0, stop=None, seed=None,
+):  # fmt: skip
     """The new ids of one row, ids (1, T), one at a time and as soon as each is known; a stop id comes last."""
+    options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+    options |= {"repetition_penalty": repetition_penalty, "stop": stop, "seed": seed}
     prompt, steps = _start(model, ids, max_new_tokens, options)
     if len(prompt) != 1:
         raise ValueError(message("stream", "ids must be one row", f"shape {prompt.shape}", "(1, T)"))

@@ -1,8 +1,8 @@
 """The command line: `cmha COMMAND ...` and `python -m cmha COMMAND ...` are one program.
 
 One file per command, loaded when it is called. Results go to stdout, progress to stderr, and a failure ends with one
-line `cmha: error: ...`. Exit codes: 0 done, 2 wrong before a file is opened, 1 all else, 130 and 143 for SIGINT and
-SIGTERM, 141 when the reader of stdout has left.
+line `cmha: error: ...`. Exit codes: 0 done, 2 wrong before a file is opened, 1 all else, 130, 143 and 129 for SIGINT,
+SIGTERM and SIGHUP (a closed terminal), 141 when the reader of stdout has left.
 """
 
 import importlib
@@ -26,11 +26,14 @@ def main(argv=None):
     arguments = list(sys.argv[1:] if argv is None else argv)
     if threading.current_thread() is not threading.main_thread():  # Python allows handlers only there
         return _guarded(arguments)
-    before = signal.signal(signal.SIGTERM, _terminate)
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    ignored = [number for number in numbers if signal.getsignal(number) == signal.SIG_IGN]  # by nohup
+    before = {number: signal.signal(number, _terminate) for number in numbers if number not in ignored}
     try:
         return _guarded(arguments)
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _terminate(number, frame):
@@ -39,12 +42,13 @@ def _terminate(number, frame):
 
 def _guarded(arguments):
     """Runs a command; whatever it ends with becomes an exit code and at most one line."""
-    if sys.stdout is not None and hasattr(sys.stdout, "reconfigure"):
+    if sys.stdout is None:  # a result without a way out is no success
+        return _fail(OSError("stdout is closed"), 1)
+    if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")  # any text prints in any locale
     try:
         code = _run(arguments)
-        if sys.stdout is not None:
-            sys.stdout.flush()
+        sys.stdout.flush()
         return code
     except BrokenPipeError:
         _drop_stdout()

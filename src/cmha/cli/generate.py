@@ -2,7 +2,7 @@
 
 import sys
 
-from cmha.cli.options import filled, integer, not_negative, number, utf8
+from cmha.cli.options import check_run, filled, integer, not_negative, number, utf8
 from cmha.errors import CheckpointError, message, quote_path
 
 DESCRIPTION = """\
@@ -40,18 +40,17 @@ def run(args):
     from cmha.text import StreamDecoder, load_tokenizer
 
     prompt = utf8(args.prompt, "the prompt")
+    check_run(args.folder, "config.json", "model.safetensors", "tokenizer_cmha.json")
     tokenizer = load_tokenizer(args.folder)
     gpt = GPT.from_pretrained(args.folder)
     if tokenizer.vocab_size != gpt.cfg.vocab_size:
         got = f"{tokenizer.vocab_size} and {gpt.cfg.vocab_size} in {quote_path(args.folder)}"
         raise CheckpointError(message("generate", "tokenizer and model must have one vocabulary", got))
-    seed = args.seed
-    if seed is None:
-        seed = draw_seed()
-        if sys.stderr is not None:
-            print(f"seed {seed}", file=sys.stderr, flush=True)
+    seed = draw_seed() if args.seed is None else args.seed
     options = {"temperature": args.temperature, "top_k": args.top_k, "top_p": args.top_p, "seed": seed}
-    tokens = gpt.stream([tokenizer.encode(prompt)], args.max_new_tokens, **options)
+    tokens = gpt.stream([tokenizer.encode(prompt)], args.max_new_tokens, **options)  # refuses now what it will refuse
+    if args.seed is None and sys.stderr is not None:
+        print(f"seed {seed}", file=sys.stderr, flush=True)
     decoder = StreamDecoder(tokenizer)
     print(prompt, end="", flush=True)
     for token in tokens:

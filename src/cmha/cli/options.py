@@ -5,7 +5,7 @@ import math
 import os
 import re
 
-from cmha.errors import quote
+from cmha.errors import quote, quote_path
 
 
 class UsageError(Exception):
@@ -39,9 +39,14 @@ def integer(least, most=2**63 - 1):
     limits = f"an integer of at least {least}" if most == 2**63 - 1 else f"an integer from {least} to {most}"
 
     def parse(text):
-        if not re.fullmatch(r"[+-]?[0-9]{1,30}", text) or not least <= int(text) <= most:
+        if not re.fullmatch(r"[+-]?[0-9]+", text):
             raise argparse.ArgumentTypeError(f"must be {limits}; got {quote(text)}")
-        return int(text)
+        value = math.inf if len(text) > 1000 else int(text)  # Python itself reads only so many digits
+        if value > most:
+            raise argparse.ArgumentTypeError(f"must be an integer from {least} to {most}; got {quote(text)}")
+        if value < least:
+            raise argparse.ArgumentTypeError(f"must be {limits}; got {quote(text)}")
+        return value
 
     return parse
 
@@ -69,11 +74,11 @@ def filled(text):
 
 
 def positive(text):
-    return number(lambda x: x > 0, "a number above 0")(text)
+    return number(lambda x: x > 0, "a finite number above 0")(text)
 
 
 def not_negative(text):
-    return number(lambda x: x >= 0, "a number of at least 0")(text)
+    return number(lambda x: x >= 0, "a finite number of at least 0")(text)
 
 
 def utf8(text, name):
@@ -85,3 +90,14 @@ def utf8(text, name):
     except UnicodeEncodeError:  # not from a command line
         return text
     return decode_text(data, name)
+
+
+def check_run(folder, *names):
+    """Refuses what is not the folder of a run, which holds files of these names, before one of them is opened."""
+    if not os.path.lexists(folder):
+        raise ValueError(f"no such run: {quote_path(folder)}")
+    if not os.path.isdir(folder):
+        raise ValueError(f"not a run: {quote_path(folder)} is not a folder")
+    for name in names:
+        if not os.path.exists(os.path.join(folder, name)):
+            raise ValueError(f"not a run: {quote_path(folder)} holds no {name}")

@@ -2,7 +2,8 @@
 
 import json
 
-from cmha.cli.options import UsageError, integer
+from cmha.cli.options import UsageError, check_run, integer
+from cmha.errors import message
 
 DESCRIPTION = """\
 Runs one multi-head attention step by step and shows what each step makes: shape, strides (in elements), and whether the
@@ -50,8 +51,13 @@ def _attention(args):
     if args.folder is not None:
         from cmha.gpt import GPT
 
+        check_run(args.folder, "config.json", "model.safetensors")
         gpt = GPT.from_pretrained(args.folder)
-        return gpt.h[0].attn, args.block_size or gpt.cfg.block_size
+        most, block_size = gpt.cfg.block_size, args.block_size or gpt.cfg.block_size
+        if block_size > most:
+            rule = "--block-size must fit the model's context"
+            raise ValueError(message("trace", rule, block_size, f"at most {most}"))
+        return gpt.h[0].attn, block_size
     from cmha.nn import MultiHeadAttention
 
     try:

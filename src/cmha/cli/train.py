@@ -1,6 +1,7 @@
 """cmha train: text in, a run's folder out."""
 
 import os
+import shutil
 import sys
 
 from cmha.cli.options import UsageError, filled, integer, not_negative, number, positive
@@ -23,7 +24,7 @@ examples:
 
 The folder holds config.json and model.safetensors (GPT-2's layout), tokenizer_cmha.json, log.jsonl (a line per
 evaluation: step, loss, val_loss, lr, grad_norm, tokens_per_second) and the two newest checkpoints. Ctrl-C ends the run
-after its step and saves it; a second Ctrl-C ends it at once.
+after its step and saves it; a second Ctrl-C ends it at once. A run that ends before its first save leaves no folder.
 """
 RUN_FILES = ("config.json", "model.safetensors", "log.jsonl", "tokenizer_cmha.json", "checkpoints")
 SAMPLE = 400  # tokens written at the end
@@ -82,6 +83,8 @@ def run(args):
     from cmha.gpt import GPT
     from cmha.text import corpora
     from cmha.train import Trainer
+    from cmha.train.memory import check_memory
+    from cmha.train.signals import HANGUP
 
     settings = _check(args)
     if args.threads is not None:
@@ -91,23 +94,27 @@ def run(args):
     text = corpora.read_texts(args.text) if args.text else corpora.default_text()
     tokenizer = _tokenizer(args.tokenizer, text)
     config = _config(args, tokenizer.vocab_size)
-    _check_memory(config)
+    check_memory(config, args.batch_size)
     training, validation = corpora.split(corpora.encode_text(tokenizer, text), config.block_size)
     random.manual_seed(args.seed)
     gpt = GPT(config)
-    folder = _claim(args.out)
-    tokenizer.save(folder)
-    trainer = Trainer(gpt, training, validation, settings, folder)
-    tokens = f"{len(training):,} tokens to learn from, {len(validation):,} to validate"
-    _say(f"{gpt.num_parameters():,} parameters, {tokens}")
-    number = trainer.run()
+    trainer = Trainer(gpt, training, validation, settings, tokenizer=tokenizer)
+    trainer.folder, made = _claim(args.out)
+    try:
+        tokens = f"{len(training):,} tokens to learn from, {len(validation):,} to validate"
+        _say(f"{gpt.num_parameters():,} parameters, {tokens}")
+        number = trainer.run()
+    finally:
+        if not trainer.saved:
+            _remove(trainer.folder, made, begun=trainer.saved is False)
     if number is not None:
         _say(f"stopped after step {trainer.step} of {settings.steps}; saved")
-        print(folder)
+        if number != HANGUP:  # the terminal is gone
+            print(trainer.folder)
         return 128 + number
     _say(f"done: validation loss {trainer.rows[-1]['val_loss']:.4f}; a sample:")
     print(_sample(gpt, tokenizer, int(training[0]), args.seed))
-    print(folder)
+    print(trainer.folder)
 
 
 def _check(args):
@@ -139,17 +146,6 @@ def _config(args, vocab_size):
     return GPTConfig.preset(args.preset, vocab_size=vocab_size, **changes)
 
 
-def _check_memory(config):
-    """Refuses a model that can never fit, before building it block by block until the machine gives up."""
-    D = config.n_embd
-    parameters = (config.vocab_size + config.block_size) * D + config.n_layer * 12 * D * D
-    need = 16 * parameters  # weight, gradient and two moments, 4 bytes each
-    have = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else need
-    if need > have:
-        got = f"{parameters:,} parameters, {need / 2**30:.1f} GiB with gradients and moments, on {have / 2**30:.1f} GiB"
-        raise MemoryError(message("train", "model must fit in memory", got))
-
-
 def _tokenizer(name, text):
     from cmha.text import ByteTokenizer, CharTokenizer, load_tokenizer
 
@@ -164,20 +160,43 @@ def _refuse_a_run(folder):
 
 
 def _claim(out):
-    """The run's folder, made; without --out the number after the highest in runs/."""
+    """(the run's folder, the folders made for it, innermost first); without --out the next number in runs/."""
     if out is not None:
-        os.makedirs(out, exist_ok=True)
-        return out
-    os.makedirs("runs", exist_ok=True)
+        return out, _make_folders(out)
+    made = _make_folders("runs")
     number = max((int(name) for name in os.listdir("runs") if name.isascii() and name.isdigit()), default=0)
     while True:
         number += 1
         folder = os.path.join("runs", f"{number:03d}")
         try:
             os.mkdir(folder)
-            return folder
+            return folder, [folder, *made]
         except FileExistsError:  # another run took it just now
             continue
+
+
+def _make_folders(path):
+    made, at = [], os.path.abspath(path)
+    while not os.path.lexists(at):
+        made.append(at)
+        at = os.path.dirname(at)
+    os.makedirs(path, exist_ok=True)
+    return made
+
+
+def _remove(folder, made, begun):
+    """A run that ends before its first save, or in it, leaves nothing behind: no number taken, no --out blocked."""
+    for name in RUN_FILES if begun else ():  # none was there when the run began
+        path = os.path.join(folder, name)
+        if os.path.isdir(path):
+            shutil.rmtree(path, ignore_errors=True)
+        elif os.path.lexists(path):
+            os.unlink(path)
+    for path in made:
+        try:
+            os.rmdir(path)
+        except OSError:  # somebody else's files are in it
+            break
 
 
 def _sample(gpt, tokenizer, first, seed):
@@ -192,4 +211,7 @@ def _sample(gpt, tokenizer, first, seed):
 
 def _say(text):
     if sys.stderr is not None:
-        print(text, file=sys.stderr, flush=True)
+        try:
+            print(text, file=sys.stderr, flush=True)
+        except OSError:  # nobody reads it
+            pass

@@ -7,6 +7,8 @@ import numpy as np
 
 from cmha.text.corpora import check_length
 
+VALIDATION_BATCH = 32  # windows at a time
+
 
 def training_batch(ids, batch_size, block_size, *, seed, step):
     """B windows of T + 1 tokens at offsets drawn from Philox(seed, step)."""

@@ -12,7 +12,7 @@ from cmha.autograd import no_grad
 from cmha.errors import check_integer, check_number, message
 from cmha.text.corpora import check_length
 from cmha.train.adamw import AdamW, clip_factor, grad_norm, parameter_groups
-from cmha.train.batches import training_batch, validation_batches
+from cmha.train.batches import VALIDATION_BATCH, training_batch, validation_batches
 from cmha.train.checkpoint import save_checkpoint
 from cmha.train.schedule import cosine_schedule
 from cmha.train.signals import StopRequest
@@ -48,52 +48,48 @@ class TrainSettings:
 
 
 class Trainer:
-    """Trains model on ids (n,), measures it on others, and writes log and checkpoints into folder (if any).
+    """Trains model on ids (n,), measures it on others, and writes log and checkpoints into folder (if any), with the
+    tokenizer (if any) that made the ids.
 
     run() returns None, or the number of the signal that stopped it. Everything random is a function of settings.seed
     and the step. A loss or gradient that is not finite ends the run with an error, before anything is written.
     """
 
-    def __init__(self, model, training, validation, settings, folder=None, progress=True):
+    def __init__(self, model, training, validation, settings, folder=None, progress=True, tokenizer=None):
         block_size = model.cfg.block_size
         check_length("training", training, block_size)
         check_length("validation", validation, block_size)
         self.model, self.training, self.validation, self.settings = model, training, validation, settings
         self.folder, self.progress = folder, progress and sys.stderr is not None
+        self.tokenizer = tokenizer
         groups = parameter_groups(model, settings.weight_decay)
         self.optimizer = AdamW(groups, settings.lr, betas=settings.betas)
         self.named = list(model.named_parameters())
         self.step, self.rows = 0, []  # steps done, lines of the log
+        self.saved = None  # False from the beginning of the first save, True from its end
 
     def run(self):
-        from tqdm import tqdm
+        from cmha.train.progress import ProgressLine
 
         steps, tokens = self.settings.steps, self.settings.batch_size * self.model.cfg.block_size
-        pace = 0.2 if sys.stderr and sys.stderr.isatty() else 10.0  # seconds between two looks of the bar
-        bar = tqdm(total=steps, unit="step", disable=not self.progress, mininterval=pace, dynamic_ncols=True)
+        line = ProgressLine(steps, disable=not self.progress)
         self.model.train()
-        with StopRequest() as stop, bar:
+        with StopRequest() as stop, line:
             total, count, start = 0.0, 0, time.perf_counter()  # since the last evaluation
             while self.step < steps and stop.number is None:
                 loss, norm, lr = self._train_step()
                 total, count = total + loss, count + 1
                 row = {"step": self.step, "loss": total / count, "val_loss": None, "lr": lr, "grad_norm": norm}
                 row["tokens_per_second"] = tokens * count / max(time.perf_counter() - start, 1e-9)
-                self._show(bar, row)
-                bar.update()
+                line.row = row
+                line.update()
                 if self.step == steps or stop.number is not None or self.step % self.settings.eval_interval == 0:
                     row["val_loss"] = self.evaluate(stop)
                     self._save(row)
-                    self._show(bar, row, refresh=True)
+                    line.val_loss = row["val_loss"]
+                    line.refresh()
                     total, count, start = 0.0, 0, time.perf_counter()
         return stop.number
-
-    def _show(self, bar, row, refresh=False):
-        """Loss since the last evaluation, the last validation loss, speed; the bar itself adds the time left."""
-        values = {"loss": f"{row['loss']:.3f}"}
-        if self.rows and self.rows[-1]["val_loss"] is not None:
-            values["val_loss"] = f"{self.rows[-1]['val_loss']:.3f}"
-        bar.set_postfix(values | {"tokens/s": f"{row['tokens_per_second']:,.0f}"}, refresh=refresh)
 
     def _train_step(self):
         """One update; (loss, norm of the gradient before clipping, learning rate)."""
@@ -124,7 +120,7 @@ class Trainer:
         self.model.eval()
         try:
             with no_grad():
-                for inputs, targets in validation_batches(self.validation, 32, self.model.cfg.block_size):
+                for inputs, targets in validation_batches(self.validation, VALIDATION_BATCH, self.model.cfg.block_size):
                     if stop is not None and stop.number is not None:
                         return None
                     _, loss = self.model(inputs, targets)
@@ -139,7 +135,11 @@ class Trainer:
             raise ValueError(message("train", "validation loss must be finite", got))
         self.rows.append(row)
         if self.folder is not None:
+            self.saved = bool(self.saved)
             save_checkpoint(self.folder, self.model, self.optimizer, self.step, self.settings)
             self.model.save_pretrained(self.folder)
+            if self.tokenizer is not None and not self.saved:
+                self.tokenizer.save(self.folder)
             with open(os.path.join(self.folder, "log.jsonl"), "a", encoding="utf-8") as log:
                 log.write(json.dumps(row, allow_nan=False) + "\n")
+            self.saved = True
