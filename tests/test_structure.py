@@ -14,7 +14,7 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 
 # From the bottom to the top; a module imports from its own layer or a lower one.
 LAYERS = [
-    {"errors"},
+    {"entry", "errors"},
     {"_core", "files"},
     {"ops"},
     {"autograd", "foreign", "tensor", "random", "functional", "threads"},
