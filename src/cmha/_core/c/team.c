@@ -21,7 +21,7 @@ thread_number(), so who computes a part changes no bit.
 #include <stdint.h>
 #include <time.h>
 
-#define SPINS 10000         /* pauses (a fraction of a millisecond) before a worker sleeps */
+#define SPINS 50000         /* pauses, a millisecond or two: a worker stays awake through a step's serial parts */
 #define MAX_WORKERS 1023   /* set_num_threads takes up to 1024 */
 #define WORKER_STACK (2 << 20)
 
