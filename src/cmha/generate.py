@@ -12,7 +12,7 @@ A row's next id is chosen in this order, each filter on the renormalised rest:
 Draw n of row i with seed s is a function of (s, i, n): no state, so streaming, stopping and batching change nothing.
 """
 
-import secrets
+import os
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,7 +39,7 @@ class Sampling:
 
 def draw_seed():
     """A seed from the operating system."""
-    return secrets.randbits(63)
+    return int.from_bytes(os.urandom(8), "little") >> 1
 
 
 def check_sampling(

@@ -4,6 +4,8 @@ Two users: `generator` feeds initialisation and rand/randn in order of the calls
 sites of a step, and the kernel draws element by element from (seed, stream, element number in the global batch).
 """
 
+import functools
+
 import numpy as np
 
 _SITES = 1 << 24  # dropout sites a step may have
@@ -12,7 +14,10 @@ _SITES = 1 << 24  # dropout sites a step may have
 class _State:
     def __init__(self, seed):
         self.seed, self.step, self.site, self.first_row = seed, 0, 0, 0
-        self.generator = np.random.Generator(np.random.Philox(key=seed))
+
+    @functools.cached_property
+    def generator(self):  # made when first asked for: numpy.random takes a fifth of NumPy's import
+        return np.random.Generator(np.random.Philox(key=self.seed))
 
 
 _state = _State(0)

@@ -2,19 +2,22 @@
 
 import math
 import os
-from pathlib import Path
 
 from cmha import _core
 
 
-def _cgroup_limit(root=Path("/sys/fs/cgroup")):
+def _read(path):
+    with open(path, encoding="ascii") as file:
+        return file.read().split()
+
+
+def _cgroup_limit(root="/sys/fs/cgroup"):
     """CPUs that the container's quota allows, or None (cgroup v2's cpu.max, v1's cpu.cfs_*_us)."""
     try:
-        if (root / "cpu.max").exists():
-            quota, period = (root / "cpu.max").read_text().split()[:2]
+        if os.path.exists(f"{root}/cpu.max"):
+            quota, period = _read(f"{root}/cpu.max")[:2]
         else:
-            quota = (root / "cpu/cpu.cfs_quota_us").read_text().strip()
-            period = (root / "cpu/cpu.cfs_period_us").read_text().strip()
+            (quota,), (period,) = _read(f"{root}/cpu/cpu.cfs_quota_us"), _read(f"{root}/cpu/cpu.cfs_period_us")
         return max(1, math.ceil(int(quota) / int(period))) if int(quota) > 0 else None
     except (OSError, ValueError, ZeroDivisionError):
         return None

@@ -2,6 +2,13 @@
 
 from cmha.train.adamw import AdamW, clip_grad_norm_, parameter_groups
 from cmha.train.schedule import cosine_schedule
-from cmha.train.trainer import Trainer, TrainSettings
 
 __all__ = ["AdamW", "TrainSettings", "Trainer", "clip_grad_norm_", "cosine_schedule", "parameter_groups"]
+
+
+def __getattr__(name):
+    if name in ("Trainer", "TrainSettings"):  # files, signals and JSON, which `import cmha` can do without
+        from cmha.train import trainer
+
+        return getattr(trainer, name)
+    raise AttributeError(f"module 'cmha.train' has no attribute {name!r}")
