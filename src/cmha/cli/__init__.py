@@ -90,7 +90,7 @@ def _top(arguments):
         description="Multi-head attention, and the GPT around it, on a compiled CPU core.",
         epilog=f"commands:\n{commands}\n\n"
         "examples:\n"
-        "  cmha train                                   learn the Python documentation, in about a minute\n"
+        "  cmha train                                   learn the Python documentation, in less than a minute\n"
         '  cmha generate runs/001 --prompt "The list"   write on\n'
         "  cmha trace                                   see attention's eight steps\n\n"
         "`cmha COMMAND --help` explains a command.",

@@ -16,7 +16,7 @@ tokens: guessing among 103 characters is ln 103 = 4.6.
 """
 EPILOG = """\
 examples:
-  cmha train                                  the default: about a minute on two cores
+  cmha train                                  the default: less than a minute on two cores
   cmha train shakespeare.txt                  your own text; several files are joined in their order
   cmha train --steps 200 --eval-interval 100  a quick look
   cmha train --preset char --out runs/char    a larger model, into a folder of your choice
