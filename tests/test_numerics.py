@@ -123,7 +123,7 @@ def compare_everywhere(name, step):
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_functions_on_floats_of_all_sizes(name):
-    """N7, every 1021st float (a prime: all exponents, all low bits); every 64th and all of them with -m full."""
+    """N7, every 1021st float (a prime: all exponents, all low bits); every 64th with -m full."""
     compare_everywhere(name, 1021)
 
 
