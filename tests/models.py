@@ -9,7 +9,7 @@ import pytest
 
 import cmha
 
-from .checking import array
+from .checking import array, same_bits
 
 
 def tiny(seed=0, scale=0.3, **changes):
@@ -42,3 +42,14 @@ def gpt2_vocabulary(folder):
     shutil.copy(data / "encoder.json", folder / "vocab.json")
     shutil.copy(data / "vocab.bpe", folder / "merges.txt")
     return folder
+
+
+def same_model(a, b):
+    for (name, p), (other, q) in zip(a.named_parameters(), b.named_parameters(), strict=True):
+        assert name == other
+        same_bits(p, q)
+
+
+def bfloat16(a):
+    """The upper halves of float32, as they are (rounding is not the point here)."""
+    return (np.asarray(a, np.float32).view(np.uint32) >> 16).astype(np.uint16)

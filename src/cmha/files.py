@@ -304,17 +304,17 @@ class TensorFile:
         return None if dtype in FLOATS else f"{quote(name)} is {quote(dtype)}, expected one of {', '.join(FLOATS)}"
 
     def blocks(self, name):
-        """(first row, float32 rows) from the first row to the last; a tensor without axes is one row."""
+        """(first row, float32 rows) from the first row to the last; with fewer than two axes all in one."""
         entry, shape = self._entries[name], self.shapes[name] or (1,)
         dtype = np.dtype(FLOATS[entry["dtype"]])
         row = math.prod(shape[1:]) * dtype.itemsize
-        step = max(1, BLOCK // max(1, row))
-        for first in range(0, shape[0], step):
+        step = shape[0] if len(shape) == 1 else max(1, BLOCK // max(1, row))
+        for first in range(0, shape[0], step or 1):
             raw = np.empty((min(step, shape[0] - first), *shape[1:]), dtype)
             self._file.seek(self._start + entry["data_offsets"][0] + first * row)
             if raw.size and self._file.readinto(raw.reshape(-1).view(np.uint8)) < raw.nbytes:
                 _refuse(self.path, "file must not shrink while it is read", f"an end inside {quote(name)}")
-            yield first, _widened(raw)
+            yield first, widened(raw)
 
 
 def _check_layout(path):
@@ -324,8 +324,8 @@ def _check_layout(path):
         pass
 
 
-def _widened(raw):
-    """float16 and bfloat16 exactly, float64 to the nearest float32 (beyond the largest: infinity)."""
+def widened(raw):
+    """float32: float16 and bfloat16 (as uint16) exactly, float64 to the nearest, beyond the largest to infinity."""
     if raw.dtype == np.uint16:
         return (raw.astype(np.uint32) << 16).view(np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
