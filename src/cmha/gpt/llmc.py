@@ -41,7 +41,7 @@ def read_llmc(path):
         try:
             cfg = GPTConfig(**dict(zip(_SIZES, start[2:7], strict=True)))
         except ValueError as error:
-            _refuse(path, str(error).partition("] ")[2], "this")
+            _refuse(path, *str(error).partition("] ")[2].split("; got ", 1))
         padded, dtype = start[7], TYPES[start[1]]
         if padded < cfg.vocab_size:
             _refuse(path, "padded vocab_size must hold the vocabulary", f"{padded} for {cfg.vocab_size}")

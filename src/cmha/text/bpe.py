@@ -154,7 +154,7 @@ class BPETokenizer:
         try:
             return cls(package.Tokenizer.from_str(json.dumps(values)))
         except ValueError as error:
-            _refuse(path, str(error).partition("] ")[2], "this")
+            _refuse(path, *str(error).partition("] ")[2].split("; got ", 1))
         except Exception as error:  # the package's own, of no narrower type
             _refuse(path, "must be a tokenizer of the tokenizers package", quote(str(error)))
 
@@ -215,12 +215,13 @@ def _check_merges(merges, path):
         _refuse(path, "merges must be a list", quote(merges))
     pairs = [tuple(merge.split(" ")) if isinstance(merge, str) else merge for merge in merges]
     for number, pair in enumerate(pairs, 1):
-        if not isinstance(pair, list | tuple) or len(pair) != 2 or not all(isinstance(t, str) and t for t in pair):
+        two = isinstance(pair, list | tuple) and len(pair) == 2
+        if not two or not type(pair[0]) is type(pair[1]) is str or "" in pair:
             _refuse(path, "a merge must be two tokens", f"{quote(merges[number - 1])} as merge {number}")
-    first = {}
-    for number, pair in enumerate(map(tuple, pairs), 1):
-        if first.setdefault(pair, number) != number:
-            _refuse(path, "merges must differ", f"{quote(' '.join(pair))} as merges {first[pair]} and {number}")
+    if len(set(map(tuple, pairs))) < len(pairs):
+        first = {}
+        number, pair = next((n, p) for n, p in enumerate(map(tuple, pairs), 1) if first.setdefault(p, n) != n)
+        _refuse(path, "merges must differ", f"{quote(' '.join(pair))} as merges {first[pair]} and {number}")
 
 
 def _symbols():
@@ -232,12 +233,13 @@ def _symbols():
 
 def _byte_table(vocabulary, added):
     """[bytes of id 0, of id 1, ...], None for an id that no token has. An added token is its own text."""
-    table, symbols = [None] * (max(vocabulary.values(), default=-1) + 1), _symbols()
+    symbols, table = _symbols(), [None] * (max(vocabulary.values(), default=-1) + 1)
+    latin = dict.fromkeys(range(256), "\uffff") | {ord(symbol): chr(byte) for symbol, byte in symbols.items()}
     for token, i in vocabulary.items():
-        if i not in added and all(c in symbols for c in token):
-            table[i] = bytes(symbols[c] for c in token)
-        else:
-            table[i] = token.encode("utf-8", errors="replace")
+        try:
+            table[i] = token.encode() if i in added else token.translate(latin).encode("latin-1")
+        except UnicodeEncodeError:  # a character that stands for no byte
+            table[i] = token.encode()
     return table
 
 
