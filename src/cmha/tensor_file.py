@@ -20,16 +20,15 @@ class TensorFile:
     """
 
     def __init__(self, path):
-        self.path, header = path, None
-        while header is None:
+        self.path, current = path, False
+        while not current:
             self._file = open_file(path)
             try:
                 header, self._start = header_of(self._file, path)
                 as_checkpoint_error(_check_layout, path)
-                if not os.path.samestat(os.stat(path), os.fstat(self._file.fileno())):
-                    header = None  # a writer has put another file in its place, and that one was checked
+                current = os.path.samestat(os.stat(path), os.fstat(self._file.fileno()))
             finally:
-                if header is None:
+                if not current:  # refused; or a writer has put another file in its place, and that one was checked
                     self.close()
         self._entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
         self.shapes = {name: tuple(entry["shape"]) for name, entry in self._entries.items()}
