@@ -1,4 +1,4 @@
-"""Rows of a table by id. Backward touches the rows that were looked up; what it adds to a row is in the order of the ids."""
+"""Rows of a table by id; backward adds each row's gradient to its id's row, in the order of the ids."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from cmha import _core
 
 
 class RowGradient:
-    """A gradient (n_rows, D) that is zero but in rows (n, D) at ids (n): a table has many more than a batch looks up."""
+    """A gradient (n_rows, D), zero but for rows (n, D) at ids (n): a table has more rows than a batch looks up."""
 
     def __init__(self, rows, ids, n_rows):
         self.rows, self.ids, self.shape = rows, ids, (n_rows, rows.shape[1])
