@@ -93,19 +93,21 @@ static void panel_exponentials(float *s, float *sum, const float *highest, const
                                const attention_panel *panel) {
     for (ptrdiff_t x = 0; x < 16 * panel->vectors; x += 16) {
         const v16 top = v_load(highest + x);
-        v16 lanes[16];
-        for (ptrdiff_t lane = 0; lane < 16; lane++) {
-            v16 total = v_zero();
-            for (ptrdiff_t j = lane; j < panel->end; j += 16) {
-                const v16 e = v_exp2_negative(v_sub(v_load(s + j * LANES + x), top)); /* hidden: 0 adds nothing */
-                total = v_add(total, e);
-                v_store(s + j * LANES + x, factors ? v_mul(e, v_load(factors + j * LANES + x)) : e);
-            }
-            lanes[lane] = total;
+        float lanes[16 * 16];
+        for (int i = 0; i < 16; i++) v_store(lanes + 16 * i, v_zero());
+        for (ptrdiff_t j = 0; j < panel->end; j++) {
+            const v16 e = v_exp2_negative(v_sub(v_load(s + j * LANES + x), top)); /* hidden: 0 adds nothing */
+            float *lane = lanes + 16 * (j & 15);
+            v_store(lane, v_add(v_load(lane), e));
+            v_store(s + j * LANES + x, e);
         }
         for (int half = 8; half > 0; half /= 2)
-            for (int i = 0; i < half; i++) lanes[i] = v_add(lanes[i], lanes[i + half]);
-        v_store(sum + x, lanes[0]);
+            for (int i = 0; i < half; i++)
+                v_store(lanes + 16 * i, v_add(v_load(lanes + 16 * i), v_load(lanes + 16 * (i + half))));
+        v_store(sum + x, v_load(lanes));
+        if (factors)
+            for (ptrdiff_t j = 0; j < panel->end; j++)
+                v_store(s + j * LANES + x, v_mul(v_load(s + j * LANES + x), v_load(factors + j * LANES + x)));
     }
 }
 
@@ -138,12 +140,7 @@ static void forward_panel(const forward_call *io, const attention_part *part, at
     panel_look(panel, call, part->length, first, real);
     if (panel->end == 0) return;
     if (call->float_mask) panel_float_mask(own.extra, own.rows, call, panel, first), mask = own.extra;
-    panel_scores(own.scores, LANES, own.keys, own.q + row * width, mask, panel, hd);
-    for (ptrdiff_t x = 0; x < 16 * panel->vectors; x += 16) {
-        v16 top = v_set1(-INFINITY);
-        for (ptrdiff_t j = 0; j < panel->end; j++) top = v_max(v_load(own.scores + j * LANES + x), top); /* NaN: not */
-        v_store(highest + x, v_add(top, v_zero())); /* counted; -0 becomes +0 */
-    }
+    panel_scores(own.scores, LANES, highest, own.keys, own.q + row * width, mask, panel, hd);
     if (call->dropout_p > 0) panel_factors(own.extra, own.rows, call, panel, first), factors = own.extra;
     panel_exponentials(own.scores, sums, highest, factors, panel);
     panel_sums(own.block, own.values, padded(hd), own.scores, LANES, panel, hd);

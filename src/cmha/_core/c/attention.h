@@ -244,21 +244,31 @@ INLINE void panel_factors(float *to, float *rows, const cmha_attention *call, co
     rows_to_lanes(to, LANES, rows, ATTENTION_BLOCK, rounded_up(panel->end, 16), panel->vectors);
 }
 
-/* s^T (end, LANES), `row` floats apart: keys @ q^T, then the float mask (or NULL); hidden keys -infinity. */
-INLINE void panel_scores(float *s, ptrdiff_t row, const float *keys, const float *q, const float *mask,
+/* s^T (end, LANES), `row` floats apart: keys @ q^T, then the float mask (or NULL); hidden keys -infinity. The highest of
+   each lane to `highest`, NaN not counted, 0 as +0. */
+INLINE void panel_scores(float *s, ptrdiff_t row, float *highest, const float *keys, const float *q, const float *mask,
                          const attention_panel *panel, ptrdiff_t hd) {
     const product dots = {.out = s, .out_row = row, .a = keys, .a_step = padded(hd), .b = q, .b_row = LANES, .end = hd};
     product_all(BY_ROWS, &dots, panel->end, panel->vectors);
-    for (ptrdiff_t x = 0; x < panel->vectors; x++)
-        for (ptrdiff_t j = 0; j < panel->end; j++) {
-            float *at = s + j * row + 16 * x;
-            v16 score = v_load(at);
-            if (mask) score = score_with_mask(score, v_load(mask + j * LANES + 16 * x));
+    for (ptrdiff_t x = 0; x < 16 * panel->vectors; x += 16) {
+        v16 top = v_set1(-INFINITY);
+        ptrdiff_t j = 0;
+        for (; j < (mask ? 0 : panel->plain); j++) {
+            const v16 score = score_at_least(v_load(s + j * row + x));
+            v_store(s + j * row + x, score);
+            top = v_max(score, top); /* this order: score > top ? score : top */
+        }
+        for (; j < panel->end; j++) {
+            v16 score = v_load(s + j * row + x);
+            if (mask) score = score_with_mask(score, v_load(mask + j * LANES + x));
             score = score_at_least(score);
             if (j >= panel->plain)
-                score = v_select(m_from_bits(panel->sees[j] >> (16 * x) & 0xffffu), score, v_set1(-INFINITY));
-            v_store(at, score);
+                score = v_select(m_from_bits(panel->sees[j] >> x & 0xffffu), score, v_set1(-INFINITY));
+            v_store(s + j * row + x, score);
+            top = v_max(score, top);
         }
+        v_store(highest + x, v_add(top, v_zero()));
+    }
 }
 
 /* Scores to softmax weights, in place, with what the forward pass stored for each lane; hidden keys 0. */

@@ -128,10 +128,10 @@ static void backward_panel(const backward_call *io, const block_pair *at, ptrdif
                            backward_scratch own) {
     const cmha_attention *call = io->call;
     const ptrdiff_t hd = call->hd, width = rounded_up(hd, 16), stride = padded(hd);
-    float *p = own.p + i, *ds = own.ds + i, *dq = own.dq + i * width;
+    float *p = own.p + i, *ds = own.ds + i, *dq = own.dq + i * width, highest[LANES];
     const float *mask = NULL;
     if (call->float_mask) panel_float_mask(own.extra, own.rows, call, panel, at->first), mask = own.extra;
-    panel_scores(p, PAIR_ROW, own.keys, own.q + i * width, mask, panel, hd);
+    panel_scores(p, PAIR_ROW, highest, own.keys, own.q + i * width, mask, panel, hd);
     panel_weights(p, PAIR_ROW, own.max + i, own.sum + i, panel);
     const product dots = {.out = ds, .out_row = PAIR_ROW, .a = own.values, .a_step = stride, .b = own.dy + i * width,
                           .b_row = LANES, .end = hd};

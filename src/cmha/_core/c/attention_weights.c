@@ -29,9 +29,10 @@ static void weights_block(float *weights, const float *max, const float *sum, co
                           const attention_panel *panel, ptrdiff_t first, weights_scratch own) {
     const ptrdiff_t columns = smaller(call->S - first, ATTENTION_BLOCK), seen = smaller(rounded_up(panel->end, 16), columns);
     const float *extra = NULL;
+    float highest[LANES];
     if (panel->end > 0) {
         if (call->float_mask) panel_float_mask(own.extra, own.rows, call, panel, first), extra = own.extra;
-        panel_scores(own.weights, LANES, own.keys, own.q, extra, panel, call->hd);
+        panel_scores(own.weights, LANES, highest, own.keys, own.q, extra, panel, call->hd);
         panel_weights(own.weights, LANES, max, sum, panel);
         for (ptrdiff_t j = panel->end; j < rounded_up(panel->end, 16); j++)
             memset(own.weights + j * LANES, 0, sizeof(float) * LANES);
