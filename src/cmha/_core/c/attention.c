@@ -33,7 +33,7 @@ Order of sums
 #include "attention.h"
 #include "attention_rows.h"
 
-#define PART_ROWS 256 /* q^T and y^T of a part stay in the second-level cache */
+#define PART_ROWS 512 /* q^T and y^T of a part stay in the second-level cache */
 #define FEW_ROWS 8    /* below that, lanes hold keys */
 
 /* Of one thread: keys and values of a block (128, padded hd), q^T and y^T of a part (panels, hd, LANES), its maxima and

@@ -293,34 +293,28 @@ INLINE void panel_sums(float *out, const float *rows, ptrdiff_t stride, const fl
 }
 
 /* ------------------------------------------------------------------------------------------ rows, a set for each */
-/* out (r, vectors) as in `w`, from +0, by rows: row i adds only the terms of seen[i]. Runs of terms that every row has
-   go through the tile; between them each row takes its own runs. */
+/* out (r, vectors) as in `w`, from +0, by rows: row i adds only the terms of seen[i]. */
 INLINE void product_of_sets(product w, const term_set *seen, int r, ptrdiff_t vectors) {
     term_set all = seen[0], any = seen[0];
+    uint32_t sees[ATTENTION_BLOCK];
     for (int i = 1; i < r; i++) all = both(all, seen[i]), any = either(any, seen[i]);
-    const term_set not_all = complement(all);
+    const term_set not_all = complement(all), none = complement(any);
     const ptrdiff_t end = terms_end(any);
-    w.onto = 0;
-    if (has_term(&not_all, 0)) { /* no run of all rows comes first and starts the sums */
-        for (int i = 0; i < r; i++) memset(w.out + i * w.out_row, 0, sizeof(float) * 16 * (size_t)vectors);
+    w.onto = 0, w.sees = sees;
+    for (w.begin = next_member(any, 0, end); w.begin < end; w.begin = next_member(any, w.end, end)) {
+        if ((w.end = next_member(not_all, w.begin, end)) > w.begin) {
+            product_rows(BY_ROWS, r, &w, 0, vectors);
+        } else {
+            w.end = smaller(next_member(all, w.begin, end), next_member(none, w.begin, end));
+            for (ptrdiff_t p = w.begin; p < w.end; p++) {
+                sees[p] = 0;
+                for (int i = 0; i < r; i++) sees[p] |= (uint32_t)has_term(&seen[i], p) << i;
+            }
+            product_rows(PICKED, r, &w, 0, vectors);
+        }
         w.onto = 1;
     }
-    for (ptrdiff_t p = 0, next; p < end; p = next) {
-        if ((next = next_member(not_all, p, end)) > p) {
-            w.begin = p, w.end = next;
-            product_rows(BY_ROWS, r, &w, 0, vectors);
-            w.onto = 1;
-            continue;
-        }
-        next = next_member(all, p, end);
-        for (int i = 0; i < r; i++) {
-            const term_set hidden = complement(seen[i]);
-            for (ptrdiff_t from = p, to; (from = next_member(seen[i], from, next)) < next; from = to) {
-                to = next_member(hidden, from, next);
-                w.begin = from, w.end = to;
-                product_rows(BY_ROWS, 1, &w, i, vectors);
-            }
-        }
-    }
+    if (!w.onto)
+        for (int i = 0; i < r; i++) memset(w.out + i * w.out_row, 0, sizeof(float) * 16 * (size_t)vectors);
 }
 #endif

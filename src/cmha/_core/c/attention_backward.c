@@ -28,12 +28,12 @@ Order of sums (scores as in attention.c; pairs (i, j) where i does not see j are
 #include "variant.h"
 #include "attention.h"
 
-/* Of one thread: keys and values of a block of keys, q and dy of a block of queries (128, padded hd each); q^T, dy^T and
-   dq^T of its panels (panels, hd, LANES); p^T and ds^T (keys 128, queries PAIR_ROW); row_max, row_sum and D of the
+/* Of one thread: keys and values of the key head (S, padded hd each) and their gradients (S, hd); q and dy of a block of
+   queries (128, padded hd each); q^T, dy^T and dq^T of its panels (panels, hd, LANES); p^T and ds^T (keys 128, queries PAIR_ROW); row_max, row_sum and D of the
    queries (128 each); float mask or dropout factors (128, LANES), sums of one panel or tile, rows before or after they
    are turned (LANES, 128 or padded hd). */
 typedef struct {
-    float *keys, *values, *q_rows, *dy_rows, *q, *dy, *dq, *p, *ds, *max, *sum, *dots, *extra, *sums, *rows;
+    float *keys, *values, *dk, *dv, *q_rows, *dy_rows, *q, *dy, *dq, *p, *ds, *max, *sum, *dots, *extra, *sums, *rows;
 } backward_scratch;
 
 #define PAIR_ROW (ATTENTION_BLOCK + 16) /* an odd number of cache lines, as padded() */
@@ -44,8 +44,10 @@ static backward_scratch backward_layout(float *at, const cmha_attention *call, p
     const ptrdiff_t copies = ATTENTION_BLOCK * stride, turned = ATTENTION_BLOCK * width;
     backward_scratch own;
     ptrdiff_t i = 0;
-    own.keys = at + i, i += copies;
-    own.values = at + i, i += copies;
+    own.keys = at + i, i += call->S * stride;
+    own.values = at + i, i += call->S * stride;
+    own.dk = at + i, i += call->S * width;
+    own.dv = at + i, i += call->S * width;
     own.q_rows = at + i, i += copies;
     own.dy_rows = at + i, i += copies;
     own.q = at + i, i += turned;
@@ -78,13 +80,13 @@ static float dot_row(const float *a, const float *b, ptrdiff_t n) {
     return (float)total;
 }
 
-static void fill_zero(const cmha_heads *x, ptrdiff_t b, ptrdiff_t h, ptrdiff_t n, ptrdiff_t hd) {
-    for (ptrdiff_t t = 0; t < n; t++) memset(heads_row_out(x, b, h, t), 0, sizeof(float) * (size_t)hd);
-}
-static void multiply(const cmha_heads *x, ptrdiff_t b, ptrdiff_t h, ptrdiff_t n, ptrdiff_t hd, float scale) {
-    for (ptrdiff_t t = 0; t < n; t++) {
-        float *row = heads_row_out(x, b, h, t);
-        for (ptrdiff_t d = 0; d < hd; d++) row[d] = row[d] * scale + 0.0f;
+/* n rows of x, `stride` apart, times scale to rows t .. of head h of y; plus 0, so that -0 becomes +0. */
+static void scaled_rows(const cmha_heads *y, ptrdiff_t b, ptrdiff_t h, ptrdiff_t t, const float *x, ptrdiff_t stride,
+                        ptrdiff_t n, ptrdiff_t hd, float scale) {
+    for (ptrdiff_t i = 0; i < n; i++) {
+        float *row = heads_row_out(y, b, h, t + i);
+        for (ptrdiff_t d = 0; d < hd; d += 16)
+            v_store_up_to(row + d, v_add(v_mul(v_load(x + i * stride + d), v_set1(scale)), v_zero()), hd - d);
     }
 }
 
@@ -156,27 +158,25 @@ static void backward_panel(const backward_call *io, const block_pair *at, ptrdif
             v_store(dq + x, v_add(v_load(dq + x), v_load(own.sums + x)));
 }
 
-/* Rows j .. j + r - 1 of dx (dk or dv) get the sums over the queries that see them of weights^T (keys, PAIR_ROW) @ x. */
-static void add_to_keys(const cmha_heads *dx, const block_pair *at, ptrdiff_t j, int r, const float *weights,
-                        const float *x, const term_set *seen_by, ptrdiff_t hd, float *sums) {
+/* Rows j .. j + r - 1 of the block's dx (dk or dv) get the sums over the queries that see them of
+   weights^T (keys, PAIR_ROW) @ x. */
+static void add_to_keys(float *dx, ptrdiff_t j, int r, const float *weights, const float *x, const term_set *seen_by,
+                        ptrdiff_t hd, float *sums) {
     const ptrdiff_t width = rounded_up(hd, 16);
     const product w = {.out = sums, .out_row = width, .a = weights + j * PAIR_ROW, .a_step = PAIR_ROW, .b = x,
                        .b_row = padded(hd)};
     product_of_sets(w, seen_by + j, r, width / 16);
-    for (int i = 0; i < r; i++) {
-        float *row = heads_row_out(dx, at->b, at->h_kv, at->first + j + i);
-        for (ptrdiff_t d = 0; d < hd; d += 16)
-            v_store_up_to(row + d, v_add(v_load_up_to(row + d, hd - d), v_load(sums + i * width + d)), hd - d);
-    }
+    dx += j * width;
+    for (ptrdiff_t i = 0; i < r * width; i += 16) v_store(dx + i, v_add(v_load(dx + i), v_load(sums + i)));
 }
 
 static void backward_pair(const backward_call *io, const block_pair *at, backward_scratch own) {
-    const ptrdiff_t hd = io->call->hd, n = smaller(at->length - at->first, ATTENTION_BLOCK);
+    const ptrdiff_t hd = io->call->hd, width = rounded_up(hd, 16);
     term_set seen_by[ATTENTION_BLOCK];
     attention_panel panel;
     ptrdiff_t keys = 0;
-    copy_rows(own.keys, heads_row(io->k, at->b, at->h_kv, at->first), io->k->time, n, hd);
-    copy_rows(own.values, heads_row(io->v, at->b, at->h_kv, at->first), io->v->time, n, hd);
+    own.keys += at->first * padded(hd), own.values += at->first * padded(hd);
+    own.dk += at->first * width, own.dv += at->first * width;
     memset(seen_by, 0, sizeof seen_by);
     for (ptrdiff_t i = 0; i < at->queries; i += LANES) {
         panel_of_pair(&panel, io->call, at, i);
@@ -189,33 +189,30 @@ static void backward_pair(const backward_call *io, const block_pair *at, backwar
     }
     for (ptrdiff_t j = 0, r; j < keys; j += r) {
         r = product_height(keys - j);
-        add_to_keys(io->dk, at, j, (int)r, own.ds, own.q_rows, seen_by, hd, own.sums);
-        add_to_keys(io->dv, at, j, (int)r, own.p, own.dy_rows, seen_by, hd, own.sums);
+        add_to_keys(own.dk, j, (int)r, own.ds, own.q_rows, seen_by, hd, own.sums);
+        add_to_keys(own.dv, j, (int)r, own.p, own.dy_rows, seen_by, hd, own.sums);
     }
 }
 
 /* dq^T times scale to the rows of dq. */
 static void backward_finish(const backward_call *io, const block_pair *at, backward_scratch own) {
     const ptrdiff_t hd = io->call->hd, width = rounded_up(hd, 16), stride = padded(hd);
-    const v16 scale = v_set1(io->call->scale);
     for (ptrdiff_t i = 0; i < at->queries; i += 16) {
-        float *dq = own.dq + i / LANES * LANES * width + i % LANES;
+        const float *dq = own.dq + i / LANES * LANES * width + i % LANES;
         for (ptrdiff_t d = 0; d < width; d += 16) v_transpose(own.rows + d, stride, dq + d * LANES, LANES);
-        for (ptrdiff_t r = 0; r < smaller(at->queries - i, 16); r++) {
-            float *row = heads_row_out(io->dq, at->b, at->h, at->t0 + i + r);
-            for (ptrdiff_t d = 0; d < hd; d += 16) /* plus 0: -0 becomes +0 */
-                v_store_up_to(row + d, v_add(v_mul(v_load(own.rows + r * stride + d), scale), v_zero()), hd - d);
-        }
+        scaled_rows(io->dq, at->b, at->h, at->t0 + i, own.rows, stride, smaller(at->queries - i, 16), hd, io->call->scale);
     }
 }
 
 /* All of one key head: its dk and dv, and dq of the query heads that read it. */
 static void backward_group(const backward_call *io, ptrdiff_t b, ptrdiff_t h_kv, backward_scratch own) {
     const cmha_attention *call = io->call;
-    const ptrdiff_t hd = call->hd, T = call->T, group = call->H / call->H_kv;
+    const ptrdiff_t hd = call->hd, width = rounded_up(hd, 16), T = call->T, S = call->S, group = call->H / call->H_kv;
     block_pair at = {.b = b, .h_kv = h_kv, .length = call->lengths ? (ptrdiff_t)call->lengths[b] : call->S};
-    fill_zero(io->dk, b, h_kv, call->S, hd);
-    fill_zero(io->dv, b, h_kv, call->S, hd);
+    copy_rows(own.keys, heads_row(io->k, b, h_kv, 0), io->k->time, S, hd);
+    copy_rows(own.values, heads_row(io->v, b, h_kv, 0), io->v->time, S, hd);
+    memset(own.dk, 0, sizeof(float) * (size_t)(S * width));
+    memset(own.dv, 0, sizeof(float) * (size_t)(S * width));
     for (at.h = h_kv * group; at.h < (h_kv + 1) * group; at.h++)
         for (at.t0 = 0; at.t0 < T; at.t0 += ATTENTION_BLOCK) {
             at.queries = smaller(T - at.t0, ATTENTION_BLOCK);
@@ -227,7 +224,8 @@ static void backward_group(const backward_call *io, ptrdiff_t b, ptrdiff_t h_kv,
             }
             backward_finish(io, &at, own);
         }
-    multiply(io->dk, b, h_kv, call->S, hd, call->scale);
+    scaled_rows(io->dk, b, h_kv, 0, own.dk, width, S, hd, call->scale);
+    scaled_rows(io->dv, b, h_kv, 0, own.dv, width, S, hd, 1.0f);
 }
 
 void KERNEL_NAME(attention_backward)(const cmha_heads *dq, const cmha_heads *dk, const cmha_heads *dv,

@@ -5,7 +5,8 @@ The five products of attention, one register tile. Every output is one fma chain
 
     BY_ROWS      a[i * a_step + p]     scores: a = keys,      b = q^T         dv, dk: a = weights^T, b = dy, q
     BY_COLUMNS   a[p * a_step + i]     y^T:    a = values^T,  b = weights^T   dq^T:   a = keys^T,    b = ds^T
-    MASKED       the same, and column c of term p takes part only where bit c of sees[p] is set
+    MASKED       BY_COLUMNS, and column c takes term p only where bit c of sees[p] is set
+    PICKED       BY_ROWS, and row i takes term p only where bit i of sees[p] is set
 
 Rows of b and out are whole vectors (their owners pad them), a is read one number at a time. Nothing is packed for a
 tile, nothing but the order of terms decides an output's bits. Tiles as in matmul (gemm.h).
@@ -18,7 +19,7 @@ tile, nothing but the order of terms decides an output's bits. Tiles as in matmu
 #define PRODUCT_ROWS V_TILE_ROWS /* ROWS x VECTORS accumulators fill the registers */
 #define PRODUCT_VECTORS (V_TILE_VECTORS > 1 ? 2 : 1)
 
-enum { BY_ROWS, BY_COLUMNS, MASKED };
+enum { BY_ROWS, BY_COLUMNS, MASKED, PICKED };
 
 typedef struct {
     float *out;
@@ -29,7 +30,7 @@ typedef struct {
     ptrdiff_t b_row;
     ptrdiff_t begin, end;
     int onto;               /* start from what is in out; else from +0 */
-    const uint32_t *sees;   /* MASKED: of each term */
+    const uint32_t *sees;   /* MASKED, PICKED: of each term */
 } product;
 
 /* Rows row .. row + r - 1 and v vectors of columns from `column` on. r, v and how are constants where this is inlined,
@@ -38,7 +39,8 @@ INLINE void product_tile(const int r, const int v, const int how, const product 
     v16 sum[PRODUCT_ROWS][4];
     float *out = w->out + row * w->out_row + column;
     const ptrdiff_t out_row = w->out_row, a_step = w->a_step, b_row = w->b_row, end = w->end;
-    const float *a = w->a + (how == BY_ROWS ? row * a_step : row), *b = w->b + column;
+    const int by_rows = how == BY_ROWS || how == PICKED;
+    const float *a = w->a + (by_rows ? row * a_step : row), *b = w->b + column;
 #pragma GCC unroll 8
     for (int i = 0; i < r; i++)
 #pragma GCC unroll 4
@@ -50,12 +52,16 @@ INLINE void product_tile(const int r, const int v, const int how, const product 
         for (int x = 0; x < v; x++) term[x] = v_load(b + p * b_row + 16 * x);
 #pragma GCC unroll 8
         for (int i = 0; i < r; i++) {
-            const v16 number = v_set1(how == BY_ROWS ? a[i * a_step + p] : a[p * a_step + i]);
+            const v16 number = v_set1(by_rows ? a[i * a_step + p] : a[p * a_step + i]);
 #pragma GCC unroll 4
             for (int x = 0; x < v; x++) {
                 const v16 next = v_fma(number, term[x], sum[i][x]);
-                sum[i][x] = how == MASKED ? v_select(m_from_bits(w->sees[p] >> (column + 16 * x) & 0xffffu), next, sum[i][x])
-                                          : next;
+                if (how == MASKED || how == PICKED) {
+                    const unsigned bits = how == MASKED ? w->sees[p] >> (column + 16 * x) : 0u - (w->sees[p] >> i & 1);
+                    sum[i][x] = v_select(m_from_bits(bits & 0xffffu), next, sum[i][x]);
+                } else {
+                    sum[i][x] = next;
+                }
             }
         }
     }
@@ -68,7 +74,7 @@ INLINE void product_tile(const int r, const int v, const int how, const product 
 /* r rows, `vectors` vectors of columns; few rows take more vectors at a time, so that there are chains enough to fill
    the time an fma takes. */
 INLINE void product_across(const int r, const int how, const product *w, ptrdiff_t row, ptrdiff_t vectors) {
-    const int wide = how == MASKED ? 1 : r == 1 ? 4 : r <= 3 ? 2 : PRODUCT_VECTORS;
+    const int wide = how == MASKED || how == PICKED ? 1 : r == 1 ? 4 : r <= 3 ? 2 : PRODUCT_VECTORS;
     ptrdiff_t x = 0;
     for (; x + wide <= vectors; x += wide) product_tile(r, wide, how, w, row, 16 * x);
     if (wide > 1)
@@ -85,6 +91,9 @@ INLINE void product_across(const int r, const int how, const product *w, ptrdiff
     } \
     static __attribute__((noinline)) void product_masked_##r(const product *w, ptrdiff_t row, ptrdiff_t vectors) { \
         product_across(r, MASKED, w, row, vectors); \
+    } \
+    static __attribute__((noinline)) void product_picked_##r(const product *w, ptrdiff_t row, ptrdiff_t vectors) { \
+        product_across(r, PICKED, w, row, vectors); \
     }
 HEIGHT(1) HEIGHT(2) HEIGHT(3) HEIGHT(4)
 #if PRODUCT_ROWS > 4
@@ -107,8 +116,9 @@ static void product_rows(int how, int r, const product *w, ptrdiff_t row, ptrdif
 #else
 #define HEIGHTS_8(name)
 #endif
-    static void (*const table[3][PRODUCT_ROWS])(const product *, ptrdiff_t, ptrdiff_t) = {
-        HEIGHTS(product_by_rows_), HEIGHTS(product_by_columns_), HEIGHTS(product_masked_)};
+    static void (*const table[4][PRODUCT_ROWS])(const product *, ptrdiff_t, ptrdiff_t) = {
+        HEIGHTS(product_by_rows_), HEIGHTS(product_by_columns_), HEIGHTS(product_masked_),
+        HEIGHTS(product_picked_)};
     table[how][r - 1](w, row, vectors);
 }
 
