@@ -231,8 +231,10 @@ INLINE void panel_float_mask(float *to, float *rows, const cmha_attention *call,
     const ptrdiff_t stride = call->mask_strides[3];
     for (ptrdiff_t r = 0; r < panel->rows; r++) {
         const float *mask = call->float_mask + mask_offset(call, panel->b, panel->h[r], panel->t[r], first);
-        for (ptrdiff_t j = 0; j < panel->end; j += 16)
-            v_store(rows + r * ATTENTION_BLOCK + j, spread_load(mask + j * stride, stride, smaller(call->S - first - j, 16)));
+        for (ptrdiff_t j = 0; j < panel->end; j += 16) {
+            const v16 x = spread_load(mask + j * stride, stride, smaller(call->S - first - j, 16));
+            v_store(rows + r * ATTENTION_BLOCK + j, x);
+        }
     }
     rows_to_lanes(to, LANES, rows, ATTENTION_BLOCK, rounded_up(panel->end, 16), panel->vectors);
 }

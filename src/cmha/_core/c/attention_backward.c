@@ -29,8 +29,8 @@ Order of sums (scores as in attention.c; pairs (i, j) where i does not see j are
 #include "attention.h"
 
 /* Of one thread: keys and values of the key head (S, padded hd each) and their gradients (S, hd); q and dy of a block of
-   queries (128, padded hd each); q^T, dy^T and dq^T of its panels (panels, hd, LANES); p^T and ds^T (keys 128, queries PAIR_ROW); row_max, row_sum and D of the
-   queries (128 each); float mask or dropout factors (128, LANES), sums of one panel or tile, rows before or after they
+   queries (128, padded hd each); q^T, dy^T and dq^T of its panels (panels, hd, LANES); p^T and ds^T (keys 128, queries
+   PAIR_ROW); row_max, row_sum and D of the queries (128 each); float mask or dropout factors (128, LANES), sums of one panel or tile, rows before or after they
    are turned (LANES, 128 or padded hd). */
 typedef struct {
     float *keys, *values, *dk, *dv, *q_rows, *dy_rows, *q, *dy, *dq, *p, *ds, *max, *sum, *dots, *extra, *sums, *rows;

@@ -83,16 +83,16 @@ INLINE void product_across(const int r, const int how, const product *w, ptrdiff
 
 /* One function for every height, so that each has its accumulators in registers. */
 #define HEIGHT(r) \
-    static __attribute__((noinline)) void product_by_rows_##r(const product *w, ptrdiff_t row, ptrdiff_t vectors) { \
+    static __attribute__((noinline, unused)) void product_by_rows_##r(const product *w, ptrdiff_t row, ptrdiff_t vectors) { \
         product_across(r, BY_ROWS, w, row, vectors); \
     } \
-    static __attribute__((noinline)) void product_by_columns_##r(const product *w, ptrdiff_t row, ptrdiff_t vectors) { \
+    static __attribute__((noinline, unused)) void product_by_columns_##r(const product *w, ptrdiff_t row, ptrdiff_t vectors) { \
         product_across(r, BY_COLUMNS, w, row, vectors); \
     } \
-    static __attribute__((noinline)) void product_masked_##r(const product *w, ptrdiff_t row, ptrdiff_t vectors) { \
+    static __attribute__((noinline, unused)) void product_masked_##r(const product *w, ptrdiff_t row, ptrdiff_t vectors) { \
         product_across(r, MASKED, w, row, vectors); \
     } \
-    static __attribute__((noinline)) void product_picked_##r(const product *w, ptrdiff_t row, ptrdiff_t vectors) { \
+    static __attribute__((noinline, unused)) void product_picked_##r(const product *w, ptrdiff_t row, ptrdiff_t vectors) { \
         product_across(r, PICKED, w, row, vectors); \
     }
 HEIGHT(1) HEIGHT(2) HEIGHT(3) HEIGHT(4)
@@ -104,7 +104,6 @@ HEIGHT(7) HEIGHT(8)
 #endif
 #undef HEIGHT
 
-static void product_rows(int how, int r, const product *w, ptrdiff_t row, ptrdiff_t vectors) {
 #define HEIGHTS(name) {name##1, name##2, name##3, name##4, HEIGHTS_6(name) HEIGHTS_8(name)}
 #if PRODUCT_ROWS > 4
 #define HEIGHTS_6(name) name##5, name##6,
@@ -116,10 +115,13 @@ static void product_rows(int how, int r, const product *w, ptrdiff_t row, ptrdif
 #else
 #define HEIGHTS_8(name)
 #endif
-    static void (*const table[4][PRODUCT_ROWS])(const product *, ptrdiff_t, ptrdiff_t) = {
-        HEIGHTS(product_by_rows_), HEIGHTS(product_by_columns_), HEIGHTS(product_masked_),
-        HEIGHTS(product_picked_)};
-    table[how][r - 1](w, row, vectors);
+
+/* r rows from `row` on; `how` is a constant, so that a file compiles only what it uses. */
+INLINE void product_rows(const int how, int r, const product *w, ptrdiff_t row, ptrdiff_t vectors) {
+    typedef void (*of_height)(const product *, ptrdiff_t, ptrdiff_t);
+    static const of_height by_rows[] = HEIGHTS(product_by_rows_), by_columns[] = HEIGHTS(product_by_columns_),
+                           masked[] = HEIGHTS(product_masked_), picked[] = HEIGHTS(product_picked_);
+    (how == BY_ROWS ? by_rows : how == BY_COLUMNS ? by_columns : how == MASKED ? masked : picked)[r - 1](w, row, vectors);
 }
 
 /* Rows of the next tile of `left` rows; the last two tiles share what is left, as a tile of one row is slow. */
@@ -127,7 +129,7 @@ INLINE ptrdiff_t product_height(ptrdiff_t left) {
     return left >= 2 * PRODUCT_ROWS ? PRODUCT_ROWS : left > PRODUCT_ROWS ? (left + 1) / 2 : left;
 }
 
-static void product_all(int how, const product *w, ptrdiff_t m, ptrdiff_t vectors) {
+INLINE void product_all(const int how, const product *w, ptrdiff_t m, ptrdiff_t vectors) {
     for (ptrdiff_t i = 0, r; i < m; i += r) product_rows(how, (int)(r = product_height(m - i)), w, i, vectors);
 }
 #endif
