@@ -115,7 +115,8 @@ cdef Array new_heads(Array x):
 
 
 cdef int attention_threads(const cmha_attention *call) noexcept:
-    return gate_flops(4.0 * call.B * call.H * call.T * call.S * call.hd)
+    """One part for every thread: the kernels deal out their work piece by piece."""
+    return min(thread_limit, gate_flops(4.0 * call.B * call.H * call.T * call.S * call.hd))
 
 
 cdef int check_rows(const cmha_attention *call, str name, Array x) except -1:

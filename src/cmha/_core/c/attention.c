@@ -200,7 +200,7 @@ void KERNEL_NAME(attention_forward)(const cmha_heads *y, float *row_max, float *
     const ptrdiff_t each = part_rows(call, threads), parts = count_parts(call, each);
     ptrdiff_t taken = 0;
     CMHA_PARALLEL(threads, {
-        float *own = scratch + thread_number() * forward_floats(call);
+        float *own = scratch + scratch_number() * forward_floats(call);
         for (ptrdiff_t i; (i = take_item(&taken)) < parts;) {
             const attention_part part = part_number(call, i, each);
             if (part.end - part.begin < FEW_ROWS) few_part(&io, &part, few_layout(own, call));

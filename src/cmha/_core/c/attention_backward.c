@@ -237,7 +237,7 @@ void KERNEL_NAME(attention_backward)(const cmha_heads *dq, const cmha_heads *dk,
     KERNEL_NAME(attention_backward_scratch)(&floats, call, 1);
     CMHA_PARALLEL(threads, {
         ptrdiff_t unused;
-        const backward_scratch own = backward_layout(scratch + thread_number() * floats, call, &unused);
+        const backward_scratch own = backward_layout(scratch + scratch_number() * floats, call, &unused);
         for (ptrdiff_t i; (i = take_item(&taken)) < call->B * call->H_kv;)
             backward_group(&io, i / call->H_kv, i % call->H_kv, own);
     })

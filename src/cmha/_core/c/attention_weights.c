@@ -93,7 +93,7 @@ void KERNEL_NAME(attention_weights)(float *weights, const float *row_max, const 
     ptrdiff_t taken = 0, floats;
     KERNEL_NAME(attention_scratch)(&floats, call, 1);
     CMHA_PARALLEL(threads, {
-        const weights_scratch own = weights_layout(scratch + thread_number() * floats, call);
+        const weights_scratch own = weights_layout(scratch + scratch_number() * floats, call);
         for (ptrdiff_t i; (i = take_item(&taken)) < call->B * call->H_kv * parts;) {
             const ptrdiff_t begin = i % parts * WEIGHTS_ROWS;
             weights_part(weights, row_max, row_sum, q, k, call, i / parts, begin, smaller(begin + WEIGHTS_ROWS, rows), own);
