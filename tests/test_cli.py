@@ -157,9 +157,9 @@ def test_options_of_generating_are_named_in_full():
     for function in (generate, stream):
         with pytest.raises(TypeError, match=rf"^{function.__name__}\(\) .*'top_q'"):
             function(None, [[0]], 3, top_q=1)
-        assert inspect.getfullargspec(function).kwonlyargs == [
-            "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "stop", "seed",
-        ]  # fmt: skip
+        names = ["temperature", "top_k", "top_p", "min_p", "repetition_penalty", "stop", "stop_strings", "tokenizer", "seed"]
+        names += ["num_beams", "length_penalty"] if function is generate else []
+        assert inspect.getfullargspec(function).kwonlyargs == [*names, "return_logprobs", "cache"]
 
 
 def test_trace(run, capsys):

@@ -8,7 +8,7 @@ import numpy as np
 from cmha import _core, functional, random
 from cmha.autograd import no_grad
 from cmha.errors import check_integer
-from cmha.generate import generate, stream
+from cmha.generate import generate, score, stream
 from cmha.gpt import pretrained
 from cmha.gpt.config import GPTConfig
 from cmha.nn import MLP, Dropout, Embedding, LayerNorm, Module, MultiHeadAttention
@@ -77,11 +77,12 @@ class GPT(Module):
             cache.advance(ids.numpy())  # last: whatever is refused above leaves the cache as it was
         return logits if targets is None else (logits, loss)
 
-    def last_logits(self, ids, *, cache=None):
-        """ids (B, T) -> the logits of the last position alone, a NumPy array (B, V): what generation needs of forward,
-        with the same bits, without dropout or a graph, whatever the mode of the model."""
+    def last_logits(self, ids, count=1, *, cache=None):
+        """ids (B, T) -> the logits of the last `count` positions, a NumPy array (B, count, V): what generation needs of
+        forward, with the same bits, without dropout or a graph, whatever the mode of the model."""
         ids = self._checked_ids("ids", ids)
         self._check_positions(ids, cache)
+        count = check_integer("gpt", "count", count, 1, max(1, ids.shape[1]))
         if ids.size == 0:
             raise ValueError(f"[gpt] ids must hold at least one row and one position; got {ids.shape}")
         training = self.training
@@ -89,13 +90,14 @@ class GPT(Module):
             self.eval()
         try:
             with no_grad():
-                logits = self._head(self._hidden(ids, cache)[:, -1]).numpy()  # (B, V)
+                x = self._hidden(ids, cache)[:, -count:]  # (B, count, D)
+                logits = self._head(x.reshape(ids.shape[0] * count, x.shape[2])).numpy()
         finally:
             if training:
                 self.train()
         if cache is not None:
             cache.advance(ids.numpy())
-        return logits
+        return logits.reshape(ids.shape[0], count, self.cfg.vocab_size)
 
     def _hidden(self, ids, cache):
         """ids (B, T) -> (B, T, D), what the output layer reads."""
@@ -181,3 +183,4 @@ class GPT(Module):
 
     generate = generate
     stream = stream
+    score = score
