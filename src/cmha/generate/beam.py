@@ -16,7 +16,8 @@ import numpy as np
 from cmha.errors import check_integer, check_number, message
 from cmha.generate.sampling import check_logits, log_softmax
 
-NOT_FOR_BEAMS = {"temperature": 1.0, "top_k": None, "top_p": None, "min_p": None, "repetition_penalty": 1.0, "seed": None}
+NOT_FOR_BEAMS = {"temperature": 1.0, "repetition_penalty": 1.0, "top_k": None, "top_p": None, "min_p": None}
+NOT_FOR_BEAMS |= {"seed": None}
 
 
 def check_beams(num_beams, length_penalty, options):

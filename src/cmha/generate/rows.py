@@ -17,7 +17,7 @@ class Rows:
         filled, of which a beginning in common with the prompt is not computed again."""
         self.model, self.block_size = model, model.cfg.block_size
         self.ids = [ids.tolist() for ids in prompts]
-        self.cached = [i for i, ids in enumerate(self.ids) if len(ids) <= self.block_size]  # rows of the cache, in order
+        self.cached = [i for i, ids in enumerate(self.ids) if len(ids) <= self.block_size]  # in the cache
         self.cache, self.given = cache, cache is not None
         if cache is not None and self.cached:
             cache.reuse(prompts[0])
@@ -86,7 +86,8 @@ def check_prompts(ids, vocab_size):
         rows = list(rectangle) if rectangle.ndim == 2 else []
     if not rows or any(row.ndim != 1 or row.size == 0 for row in rows):
         rule = "ids must be (B, T), or a list of rows, with at least one row and one token in each"
-        got = f"shape {rectangle.shape}" if rectangle is not None else f"rows of shapes {[row.shape for row in rows][:5]}"
+        shapes = f"rows of shapes {[row.shape for row in rows][:5]}"
+        got = shapes if rectangle is None else f"shape {rectangle.shape}"
         raise ValueError(message("generate", rule, got))
     for number, row in enumerate(rows):
         if row.dtype.kind not in "iu":

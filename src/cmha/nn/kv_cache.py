@@ -41,7 +41,7 @@ class KVCache:
         return None if (self.lengths == longest).all() else to_tensor(self.lengths + n).data
 
     def write(self, k, v):
-        """Put k, v (B, H_kv, n, hd) behind each row's present end without moving it; returns all keys and all values."""
+        """Put k, v (B, H_kv, n, hd) behind each row's end; the ends stay. Returns all keys, all values."""
         k, v = to_tensor(k, "kv_cache").float().data, to_tensor(v, "kv_cache").float().data
         longest, n = len(self), k.shape[2] if k.ndim == 4 else 0
         wanted = (self.batch_size, self.n_head, n, self.head_dim)
@@ -141,7 +141,8 @@ def _checked_lengths(n, lengths):
     """n as int64 (B), each at most what its row holds."""
     given = numpy_array(n, "kv_cache")
     if given.dtype != np.int64 or given.shape != lengths.shape:
-        raise ValueError(f"[kv_cache] n must be an int or {len(lengths)} ints; got {given.dtype} of shape {given.shape}")
+        got = f"{given.dtype} of shape {given.shape}"
+        raise ValueError(f"[kv_cache] n must be an int or {len(lengths)} ints; got {got}")
     if (given < 0).any() or (given > lengths).any():
         got = f"n={quote(given.tolist())}, expected at most {quote(lengths.tolist())}"
         raise ValueError(f"[kv_cache] cannot be cut to more than it holds; got {got}")

@@ -1,10 +1,12 @@
 /*
-c (batch, M, N) = a (batch, M, K) @ b (batch, K, N) [+ c] [+ bias (N)], any strides for a and b.
+c (batch, M, N) = a (batch, M, K) @ b (batch, K, N) [+ c] [+ bias (N)] [+ residual (batch, M, N)], any strides for a
+and b; and, where asked for, activated = gelu(c), while c's rows are still in the cache.
 
 Order of the sum, the same for every shape, layout, thread count and instruction set, and for matmul_naive:
 
     s = +0;  s = fma(a[i, p], b[p, j], s)  for the KC = 384 terms p of a block, ascending
     c[i, j] = +0, or what it was when `accumulate`;  c[i, j] += s  for every block, ascending;  c[i, j] += bias[j]
+    c[i, j] += residual[i, j]
 
 Ways through the data (the tile and packing are in gemm.h); with M = 1 memory is what takes time, so b is read once, in
 the order it lies:
@@ -14,6 +16,7 @@ the order it lies:
     column_product   M = 1 and contiguous columns of b: 16 of them at a time, through register transposes
 */
 #include "gemm.h"
+#include "vmath.h"
 
 #define MC 72                      /* rows of a packed block of A: MC * KC floats are 108 KB of L2 */
 #define NC (NV == 1 ? 192 : 672)   /* columns of a packed block of B: 288 KB of a 512 KB L2, 1 MB of 2 MB (AVX-512) */
@@ -37,9 +40,27 @@ void KERNEL_NAME(matmul_scratch)(ptrdiff_t *floats, ptrdiff_t M, ptrdiff_t N, pt
     *floats = packed > sums ? packed : sums;
 }
 
+/* c (m, n), all sums and the bias done: the rest of `after`, whose matrices are moved to where c is. */
+static void finish_rows(float *c, ptrdiff_t c_row, const cmha_epilogue *after, ptrdiff_t m, ptrdiff_t n) {
+    if (!after->residual && !after->activated) return;
+    for (ptrdiff_t i = 0; i < m; i++)
+        for (ptrdiff_t j = 0; j < n; j += 16) {
+            const ptrdiff_t at = i * c_row + j, left = n - j;
+            v16 x = v_load_up_to(c + at, left);
+            if (after->residual) v_store_up_to(c + at, x = v_add(x, v_load_up_to(after->residual + at, left)), left);
+            if (after->activated) v_store_up_to(after->activated + at, v_gelu(x), left);
+        }
+}
+
+/* The same epilogue for a part of c that starts `by` elements further on, at column j. */
+static cmha_epilogue moved(const cmha_epilogue *after, ptrdiff_t by, ptrdiff_t j) {
+    return (cmha_epilogue){after->bias ? after->bias + j : NULL, after->residual ? after->residual + by : NULL,
+                           after->activated ? after->activated + by : NULL};
+}
+
 /* c (m, n), n <= NC, as one thread does it. */
-static void block_product(float *c, ptrdiff_t c_row, view a, view b, const float *bias, ptrdiff_t m, ptrdiff_t n,
-                          ptrdiff_t K, int accumulate, float *packed_b, float *packed_a) {
+static void block_product(float *c, ptrdiff_t c_row, view a, view b, const cmha_epilogue *after, ptrdiff_t m,
+                          ptrdiff_t n, ptrdiff_t K, int accumulate, float *packed_b, float *packed_a) {
     const int by_column = a.col != 1, a_in_place = a.col == 1 || (a.row == 1 && (a.col <= IN_PLACE || n <= 2 * NR));
     const int b_in_place = b.col == 1 && (m <= MR || (b.row <= IN_PLACE && (m <= 2 * MR || n <= 64)));
     const ptrdiff_t n_last = n % NR;
@@ -58,7 +79,8 @@ static void block_product(float *c, ptrdiff_t c_row, view a, view b, const float
             s.b = packed_b, s.b_panel = PANEL(s.k), s.b_row = NR;
             s.b_last = packed_b + n / NR * PANEL(s.k), s.b_last_row = NR;
         }
-        s.bias = k0 + KC >= K ? bias : NULL;
+        const int last = k0 + KC >= K;
+        s.bias = last ? after->bias : NULL;
         for (ptrdiff_t i0 = 0; i0 < m; i0 += MC) { /* loop 3: blocks of rows */
             ptrdiff_t rows = smaller(MC, m - i0);
             view a_block = {a.data + i0 * a.row + k0 * a.col, a.row, a.col};
@@ -69,6 +91,10 @@ static void block_product(float *c, ptrdiff_t c_row, view a, view b, const float
                 s.a = a_in_place ? a_block.data + i * a.row : packed_a + i * s.k;
                 s.a_step = !a_in_place ? r : by_column ? a.col : a.row;
                 strip_run(&s, r, by_column);
+                if (last) {
+                    const cmha_epilogue here = moved(after, (i0 + i) * c_row, 0);
+                    finish_rows(s.c, c_row, &here, r, n);
+                }
             }
         }
     }
@@ -140,7 +166,8 @@ static void row_blocks(float *sum, ptrdiff_t sum_row, const float *x, ptrdiff_t 
 }
 
 /* c (1, n) = a (1, K) @ b (K, n) with b.col = 1, as one thread does it. */
-static void row_product(float *c, view a, view b, const float *bias, ptrdiff_t n, ptrdiff_t K, int accumulate) {
+static void row_product(float *c, view a, view b, const cmha_epilogue *after, ptrdiff_t n, ptrdiff_t K,
+                        int accumulate) {
     float sum[FAR * FAR_COLUMNS];
     const ptrdiff_t strip = n <= FAR_COLUMNS ? FAR_COLUMNS : ROW_STRIP, blocks = sum_blocks(K);
     const ptrdiff_t together = n <= FAR_COLUMNS ? FAR : 1;
@@ -153,13 +180,16 @@ static void row_product(float *c, view a, view b, const float *bias, ptrdiff_t n
                 for (ptrdiff_t j = 0; j < columns; j++)
                     c[j0 + j] = (accumulate || done + t ? c[j0 + j] : 0.0f) + sum[t * columns + j];
         }
-        for (ptrdiff_t j = 0; bias && j < columns; j++) c[j0 + j] += bias[j0 + j];
+        const cmha_epilogue here = moved(after, j0, j0);
+        for (ptrdiff_t j = 0; here.bias && j < columns; j++) c[j0 + j] += here.bias[j];
+        finish_rows(c + j0, 0, &here, 1, columns);
     }
 }
 
 /* c (1, n) = a (1, K) @ b (K, n) with b.row = 1, n = 16 * apart, as one thread does it. Lane l has column l * apart + j:
    16 streams far apart, each through its part of b in the order it lies. */
-static void column_product(float *c, view a, view b, const float *bias, ptrdiff_t apart, ptrdiff_t K, int accumulate) {
+static void column_product(float *c, view a, view b, const cmha_epilogue *after, ptrdiff_t apart, ptrdiff_t K,
+                           int accumulate) {
     float square[16 * 16];
     for (ptrdiff_t j = 0; j < apart; j++) {
         const float *columns = b.data + j * b.col;
@@ -183,21 +213,23 @@ static void column_product(float *c, view a, view b, const float *bias, ptrdiff_
             }
         }
     }
-    for (ptrdiff_t j = 0; bias && j < 16 * apart; j++) c[j] += bias[j];
+    for (ptrdiff_t j = 0; after->bias && j < 16 * apart; j++) c[j] += after->bias[j];
+    finish_rows(c, 0, after, 1, 16 * apart);
 }
 
 /* K = 0: no block is added. */
-static void no_product(float *c, const float *bias, ptrdiff_t n, int accumulate) {
+static void no_product(float *c, const cmha_epilogue *after, ptrdiff_t n, int accumulate) {
     for (ptrdiff_t j = 0; j < n; j++) {
         float start = accumulate ? c[j] : 0.0f;
-        c[j] = bias ? start + bias[j] : start;
+        c[j] = after->bias ? start + after->bias[j] : start;
     }
+    finish_rows(c, 0, after, 1, n);
 }
 
 /* One call and how it is cut: C into blocks of `width` columns, those into row tiles; a thread takes a run of tiles. */
 typedef struct {
     const cmha_matrix *c, *a, *b;
-    const float *bias;
+    const cmha_epilogue *after;
     ptrdiff_t batch, M, N, K, m_tiles, n_blocks, width;
     int accumulate;
     float *scratch;
@@ -229,19 +261,23 @@ static void run_share(const job *w) {
         float *c = w->c->data + w->c->offsets[item] + i * w->c->row + j;
         view a = {w->a->data + w->a->offsets[item] + i * w->a->row, w->a->row, w->a->col};
         view b = {w->b->data + w->b->offsets[item] + j * w->b->col, w->b->row, w->b->col};
-        const float *bias = w->bias ? w->bias + j : NULL;
+        const cmha_epilogue after = moved(w->after, c - w->c->data, j);
         if (w->K == 0)
-            for (ptrdiff_t r = 0; r < m; r++) no_product(c + r * w->c->row, bias, n, w->accumulate);
+            for (ptrdiff_t r = 0; r < m; r++) {
+                const cmha_epilogue row = moved(&after, r * w->c->row, 0);
+                no_product(c + r * w->c->row, &row, n, w->accumulate);
+            }
         else if (w->M == 1 && b.col == 1 && n >= 16)
-            row_product(c, a, b, bias, n, w->K, w->accumulate);
+            row_product(c, a, b, &after, n, w->K, w->accumulate);
         else if (w->M == 1 && b.row == 1) {
             const ptrdiff_t whole = n / 16 * 16;
-            column_product(c, a, b, bias, n / 16, w->K, w->accumulate);
-            b.data += whole * b.col, bias = bias ? bias + whole : NULL;
-            if (whole < n) block_product(c + whole, w->c->row, a, b, bias, 1, n - whole, w->K, w->accumulate, packed_b,
-                                         packed_b + size_b);
+            const cmha_epilogue rest = moved(&after, whole, whole);
+            column_product(c, a, b, &after, n / 16, w->K, w->accumulate);
+            b.data += whole * b.col;
+            if (whole < n)
+                block_product(c + whole, 0, a, b, &rest, 1, n - whole, w->K, w->accumulate, packed_b, packed_b + size_b);
         } else
-            block_product(c, w->c->row, a, b, bias, m, n, w->K, w->accumulate, packed_b, packed_b + size_b);
+            block_product(c, w->c->row, a, b, &after, m, n, w->K, w->accumulate, packed_b, packed_b + size_b);
     }
 }
 
@@ -268,17 +304,20 @@ static void split_rows(const job *w, int threads) {
     for (ptrdiff_t j = 0; j < N; j++) {
         float sum = w->accumulate ? c[j] : 0.0f;
         for (ptrdiff_t k = 0; k < blocks; k++) sum += w->scratch[k * N + j];
-        c[j] = w->bias ? sum + w->bias[j] : sum;
+        c[j] = w->after->bias ? sum + w->after->bias[j] : sum;
     }
+    const cmha_epilogue after = moved(w->after, c - w->c->data, 0);
+    finish_rows(c, 0, &after, 1, N);
 }
 
-void KERNEL_NAME(matmul)(const cmha_matrix *c, const cmha_matrix *a, const cmha_matrix *b, const float *bias,
+void KERNEL_NAME(matmul)(const cmha_matrix *c, const cmha_matrix *a, const cmha_matrix *b, const cmha_epilogue *after,
                          ptrdiff_t batch, ptrdiff_t M, ptrdiff_t N, ptrdiff_t K, int accumulate, float *scratch,
                          int threads) {
     if (batch == 0 || M == 0 || N == 0) return;
-    job w = {c, a, b, bias, batch, M, N, K, 0, 0, 0, accumulate, scratch};
+    const cmha_epilogue nothing = {NULL, NULL, NULL};
+    job w = {c, a, b, after ? after : &nothing, batch, M, N, K, 0, 0, 0, accumulate, scratch};
     cmha_matrix a_turned = {b->data, b->offsets, b->col, b->row}, b_turned = {a->data, a->offsets, a->col, a->row};
-    const int turned = N == 1 && M > 1 && c->row == 1 && !bias; /* one column is the row of the transposed product */
+    const int turned = N == 1 && M > 1 && c->row == 1 && !after; /* one column is the row of the transposed product */
     if (turned) w.a = &a_turned, w.b = &b_turned, w.M = 1, w.N = M;
     if (w.M == 1 && batch == 1 && w.b->col == 1 && threads > 1 && K > KC && w.N >= 16 * threads) {
         split_rows(&w, threads);
@@ -289,8 +328,9 @@ void KERNEL_NAME(matmul)(const cmha_matrix *c, const cmha_matrix *a, const cmha_
 }
 
 /* The definition, in three loops. */
-void KERNEL_NAME(matmul_naive)(const cmha_matrix *c, const cmha_matrix *a, const cmha_matrix *b, const float *bias,
-                               ptrdiff_t batch, ptrdiff_t M, ptrdiff_t N, ptrdiff_t K, int accumulate) {
+void KERNEL_NAME(matmul_naive)(const cmha_matrix *c, const cmha_matrix *a, const cmha_matrix *b,
+                               const cmha_epilogue *after, ptrdiff_t batch, ptrdiff_t M, ptrdiff_t N, ptrdiff_t K,
+                               int accumulate) {
     for (ptrdiff_t item = 0; item < batch; item++)
         for (ptrdiff_t i = 0; i < M; i++)
             for (ptrdiff_t j = 0; j < N; j++) {
@@ -304,6 +344,8 @@ void KERNEL_NAME(matmul_naive)(const cmha_matrix *c, const cmha_matrix *a, const
                         sum = f_fma(row[p * a->col], column[p * b->row], sum);
                     *y += sum;
                 }
-                if (bias) *y += bias[j];
+                if (after && after->bias) *y += after->bias[j];
+                if (after && after->residual) *y += after->residual[y - c->data];
+                if (after && after->activated) v_store_n(after->activated + (y - c->data), v_gelu(v_load_n(y, 1)), 1);
             }
 }
