@@ -5,6 +5,7 @@ import os
 import struct
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import cmha
-from cmha import GPT, CheckpointError, GPTConfig, files
+from cmha import GPT, CheckpointError, GPTConfig, tensor_file
 
 from .checking import array, same_bits
 from .models import bfloat16, same_model, tiny
@@ -92,7 +93,7 @@ def test_b72_half_precision_is_widened_exactly_and_double_rounded_to_nearest(fol
     floats = np.array([0x3C00, 0xC248, 0x0001, 0x7BFF, 0x7C00, 0x8000], np.uint16).view(np.float16)
     doubles = np.array([0.1, 1 + 2.0**-24, 1 + 2.0**-24 + 2.0**-40, 1e-45, 1e39, -0.0])
     write(folder / "x", {"b": halves, "h": floats, "d": doubles}, {"b": "BF16"})
-    file = files.TensorFile(folder / "x")
+    file = tensor_file.TensorFile(folder / "x")
     read = {name: np.concatenate([rows for _, rows in file.blocks(name)]) for name in "bhd"}
     file.close()
     assert read["b"].view(np.uint32).tolist() == [0x3F800000, 0xC0490000, 0x00010000, 0xFF800000, 0x7FC00000]
@@ -110,8 +111,8 @@ def test_f8_sources_of_every_precision(kind, folder):
     write(folder / "model.safetensors", stored, dict.fromkeys(stored, kind))
     gpt = GPT.from_pretrained(folder)
     expected = stored["transformer.h.1.mlp.c_fc.weight"]
-    same_bits(gpt.h[1].mlp.c_fc.weight, files.widened(expected))
-    same_bits(gpt.wte.weight, files.widened(stored["transformer.wte.weight"]))
+    same_bits(gpt.h[1].mlp.c_fc.weight, tensor_file.widened(expected))
+    same_bits(gpt.wte.weight, tensor_file.widened(stored["transformer.wte.weight"]))
 
 
 def test_b72_other_types_matter_only_where_they_are_needed(folder):
@@ -126,7 +127,7 @@ def test_b72_other_types_matter_only_where_they_are_needed(folder):
 
 
 def test_a_large_tensor_is_read_in_blocks(folder, monkeypatch):
-    monkeypatch.setattr(files, "BLOCK", 100)  # two rows of 48 bytes; one of 144 or 192
+    monkeypatch.setattr(tensor_file, "BLOCK", 100)  # two rows of 48 bytes; one of 144 or 192
     same_model(GPT.from_pretrained(folder), tiny())
 
 
@@ -184,6 +185,16 @@ def test_a_left_out_part_must_do_nothing_in_the_file(tmp_path):
         assert GPT.from_pretrained(tmp_path).num_parameters() > gpt.num_parameters()
 
 
+def test_a_left_out_part_may_be_left_out_of_the_file(tmp_path):
+    gpt = tiny(bias=False)
+    gpt.save_pretrained(tmp_path)
+    tensors = {name: a for name, a in tensors_of(tmp_path).items() if not name.endswith("bias")}
+    save_file(tensors, tmp_path / "model.safetensors")
+    same_model(GPT.from_pretrained(tmp_path), gpt)
+    change_config(tmp_path, cmha_bias=True)
+    refused(tmp_path, "missing h.0.attn.c_attn.bias", "and 3 more")
+
+
 def test_loading_draws_no_random_numbers(folder):
     cmha.manual_seed(5)
     expected = array(cmha.randn(3))
@@ -197,6 +208,27 @@ def test_saving_over_the_folder_it_came_from(folder):
     gpt = GPT.from_pretrained(folder)
     gpt.save_pretrained(folder)
     same_model(GPT.from_pretrained(folder), tiny())
+
+
+def test_f10_a_reader_beside_a_writer_sees_the_old_model_or_the_new(tmp_path):
+    models = [tiny(seed) for seed in (0, 1)]
+    models[0].save_pretrained(tmp_path)
+    stop = threading.Event()
+
+    def write():
+        while not stop.is_set():
+            for model in models:
+                model.save_pretrained(tmp_path)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        tables = [array(GPT.from_pretrained(tmp_path).state_dict()["ln_f.bias"]).tolist() for _ in range(60)]
+    finally:
+        stop.set()
+        writer.join()
+    known = [array(model.ln_f.bias).tolist() for model in models]
+    assert all(table in known for table in tables)
 
 
 @pytest.mark.full

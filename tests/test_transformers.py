@@ -3,6 +3,9 @@
 Skipped where they are not installed (they are no extra of this package; `pip install torch transformers`).
 """
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -13,7 +16,7 @@ from cmha.text.corpora import default_text
 
 from . import reference
 from .checking import EPS, array, same_bits
-from .models import gpt2_vocabulary, ids, tiny, weights64
+from .models import gpt2_vocabulary, ids, same_model, tiny, weights64
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -174,3 +177,42 @@ def test_gpt2s_tokenizer_opens_there(tmp_path):
     other = transformers.AutoTokenizer.from_pretrained(tmp_path / "new")
     check_tokenizers(load_tokenizer(tmp_path / "new"), other)
     assert other.eos_token_id == 50256 and len(other) == 50257
+
+
+# --- the lines of docs/bring-your-gpt2.md that need PyTorch ---------------------------------------------------------
+
+def document(word):
+    """The block for PyTorch that holds a word."""
+    text = (Path(__file__).parent.parent / "docs" / "bring-your-gpt2.md").read_text(encoding="utf-8")
+    (code,) = (code for code in re.findall(r"^```py\n(.*?)^```$", text, re.MULTILINE | re.DOTALL) if word in code)
+    return code
+
+
+def test_a_pickled_folder_is_converted_as_the_document_says(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    other = their_model()
+    other.config.save_pretrained("old")
+    torch.save(other.state_dict(), "old/pytorch_model.bin")
+    with pytest.raises(cmha.CheckpointError, match="pytorch_model.bin"):
+        GPT.from_pretrained("old")
+    exec(document('"old"'), {})
+    check_logits(GPT.from_pretrained("old"), other, ids(1, 40, vocab_size=300))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_nanogpts_checkpoint_is_converted_as_the_document_says(bias, tmp_path, monkeypatch):
+    """Linear weights (out, in), a prefix of torch.compile, the head beside the table, a buffer; biases or none."""
+    monkeypatch.chdir(tmp_path)
+    ours = tiny(bias=bias)
+    model = {}
+    for name, a in cmha.gpt.layout.tensors(ours):
+        if bias or not name.endswith("bias"):
+            model[f"_orig_mod.transformer.{name}"] = torch.tensor(a.T.copy() if a.ndim == 2 and "h." in name else a)
+    model["_orig_mod.lm_head.weight"] = model["_orig_mod.transformer.wte.weight"]
+    model["_orig_mod.transformer.h.0.attn.bias"] = torch.ones(1, 1, 8, 8)
+    args = {"block_size": 8, "vocab_size": 11, "n_layer": 2, "n_head": 2, "n_embd": 12, "bias": bias, "dropout": 0.0}
+    for folder in ("out", "nano"):
+        Path(folder).mkdir()
+    torch.save({"model": model, "model_args": args, "iter_num": 5, "best_val_loss": torch.tensor(1.0)}, "out/ckpt.pt")
+    exec(document("ckpt.pt"), {})
+    same_model(GPT.from_pretrained("nano"), ours)

@@ -2,7 +2,6 @@
 
     write_atomically   temp file beside the target -> all bytes -> size -> fsync -> rename -> fsync of the folder
     save_safetensors   one file with one byte sequence for one content; read with the `safetensors` package
-    TensorFile         the same format a few rows at a time, half and double precision as float32
     read_text          UTF-8 only, CRLF -> LF, no byte-order mark; anything else is refused with its byte offset
 """
 
@@ -19,8 +18,6 @@ from cmha.errors import CheckpointError, listed, message, quote, quote_path
 
 HEADER_LIMIT = 10_000_000  # bytes; a tenth of the format's own limit, as Python's json takes many times a text's size
 MAX_TENSORS = 65_536
-BLOCK = 1 << 23  # bytes of a file that are in memory at a time
-FLOATS = {"F32": "<f4", "F16": "<f2", "F64": "<f8", "BF16": "<u2"}  # NumPy has no bfloat16: the upper half of a float32
 _writing = threading.Lock()  # one writer at a time in a process, so a temp file of our own number is always a leftover
 
 
@@ -127,7 +124,7 @@ def _refuse(path, rule, got):
     raise CheckpointError(message("load", rule, f"{got} in {quote_path(path)}")) from None
 
 
-def _open(path):
+def open_file(path):
     """For reading. A pipe or a device would be waited for, or never end."""
     if not stat.S_ISREG(os.stat(path).st_mode) and not os.path.isdir(path):  # which open() itself refuses
         _refuse(path, "must be a regular file", "another kind of file")
@@ -136,7 +133,7 @@ def _open(path):
 
 def read_json(path, limit=HEADER_LIMIT):
     """The JSON object in a file; duplicate keys, NaN and anything that is not an object are refused."""
-    with _open(path) as file:
+    with open_file(path) as file:
         data = file.read(limit + 1)
     if len(data) > limit:
         _refuse(path, f"file must hold at most {limit} bytes", "more")
@@ -208,11 +205,11 @@ def save_safetensors(path, tensors, metadata=None):
 
 def read_header(path):
     """The header of a safetensors file, checked against the size of the file before a byte of it is parsed."""
-    with _open(path) as file:
-        return _read_header(file, path)[0]
+    with open_file(path) as file:
+        return header_of(file, path)[0]
 
 
-def _read_header(file, path):
+def header_of(file, path):
     """(header, byte at which the data starts)"""
     size = os.fstat(file.fileno()).st_size
     if size < 8:
@@ -258,10 +255,10 @@ def load_safetensors(path):
     from safetensors.numpy import load_file
 
     read_header(path)
-    return _as_checkpoint_error(load_file, path)
+    return as_checkpoint_error(load_file, path)
 
 
-def _as_checkpoint_error(call, path):
+def as_checkpoint_error(call, path):
     """call(path) of the safetensors package; its refusals become ours."""
     from safetensors import SafetensorError
 
@@ -272,61 +269,3 @@ def _as_checkpoint_error(call, path):
     except (SafetensorError, ValueError, TypeError, KeyError, AttributeError) as error:
         text = " ".join(str(error).split())[:120]
         _refuse(path, "file must be valid safetensors", text)
-
-
-class TensorFile:
-    """A safetensors file, open: `shapes` and `sizes` (bytes) of its tensors by name, and their rows, block by block.
-
-    The safetensors package checks the layout (sizes, overlaps, holes, the end of the file). It maps files into memory,
-    where a file that shrinks kills the process, and NumPy's part of it knows no bfloat16: so the bytes are read here.
-    """
-
-    def __init__(self, path):
-        self.path, self._file = path, _open(path)
-        try:
-            header, self._start = _read_header(self._file, path)
-            _as_checkpoint_error(_check_layout, path)
-            if not os.path.samestat(os.stat(path), os.fstat(self._file.fileno())):
-                _refuse(path, "file must not be replaced while it is read", "another file")
-        except BaseException:
-            self.close()
-            raise
-        self._entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
-        self.shapes = {name: tuple(entry["shape"]) for name, entry in self._entries.items()}
-        self.sizes = {name: e["data_offsets"][1] - e["data_offsets"][0] for name, e in self._entries.items()}
-
-    def close(self):
-        self._file.close()
-
-    def fault(self, name):
-        """What keeps the tensor from being read as float32, or None."""
-        dtype = self._entries[name]["dtype"]
-        return None if dtype in FLOATS else f"{quote(name)} is {quote(dtype)}, expected one of {', '.join(FLOATS)}"
-
-    def blocks(self, name):
-        """(first row, float32 rows) from the first row to the last; with fewer than two axes all in one."""
-        entry, shape = self._entries[name], self.shapes[name] or (1,)
-        dtype = np.dtype(FLOATS[entry["dtype"]])
-        row = math.prod(shape[1:]) * dtype.itemsize
-        step = shape[0] if len(shape) == 1 else max(1, BLOCK // max(1, row))
-        for first in range(0, shape[0], step or 1):
-            raw = np.empty((min(step, shape[0] - first), *shape[1:]), dtype)
-            self._file.seek(self._start + entry["data_offsets"][0] + first * row)
-            if raw.size and self._file.readinto(raw.reshape(-1).view(np.uint8)) < raw.nbytes:
-                _refuse(self.path, "file must not shrink while it is read", f"an end inside {quote(name)}")
-            yield first, widened(raw)
-
-
-def _check_layout(path):
-    from safetensors import safe_open
-
-    with safe_open(path, "numpy"):
-        pass
-
-
-def widened(raw):
-    """float32: float16 and bfloat16 (as uint16) exactly, float64 to the nearest, beyond the largest to infinity."""
-    if raw.dtype == np.uint16:
-        return (raw.astype(np.uint32) << 16).view(np.float32)
-    with np.errstate(over="ignore", invalid="ignore"):
-        return raw.astype(np.float32, copy=False)

@@ -25,6 +25,11 @@ def shapes(cfg):
     return out | {"ln_f.weight": (D,), "ln_f.bias": (D,)}
 
 
+def is_left_out(name, cfg):
+    """Whether a model of this configuration has no such tensor of its own."""
+    return name.endswith(".bias") and not cfg.bias or ".attn.c_proj." in name and not cfg.output_projection
+
+
 def tensors(model):
     """(name, float32 array) of GPT-2's tensors of a model, one at a time."""
     own = model.state_dict()

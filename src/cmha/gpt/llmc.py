@@ -13,10 +13,10 @@ import numpy as np
 
 from cmha import random
 from cmha.errors import CheckpointError, message, quote_path
-from cmha.files import widened
 from cmha.gpt import layout
 from cmha.gpt.config import GPTConfig
 from cmha.gpt.model import GPT
+from cmha.tensor_file import widened
 
 MAGIC, HEADER = 20240326, 256 * 4
 TYPES = {3: np.dtype("<f4"), 5: np.dtype("<u2")}  # the second is bfloat16

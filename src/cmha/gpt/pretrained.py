@@ -14,9 +14,10 @@ import numpy as np
 
 from cmha import random
 from cmha.errors import CheckpointError, listed, message, quote, quote_path
-from cmha.files import MAX_TENSORS, TensorFile, read_json, save_safetensors, write_json
+from cmha.files import MAX_TENSORS, read_json, save_safetensors, write_json
 from cmha.gpt import layout
 from cmha.gpt.config import GPTConfig
+from cmha.tensor_file import TensorFile
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -190,7 +191,7 @@ def _find(files, cfg):
             elif not _BUFFER.fullmatch(name):
                 found[name] = file, stored
     wanted = expected | ({"lm_head.weight": expected["wte.weight"]} if "lm_head.weight" in found else {})
-    faults += [f"missing {name}" for name in wanted if name not in found]
+    faults += [f"missing {name}" for name in wanted if name not in found and not layout.is_left_out(name, cfg)]
     faults += [f"unknown {quote(name)}" for name in found if name not in wanted]
     for name, shape in wanted.items():
         if name in found:
@@ -205,7 +206,7 @@ def _find(files, cfg):
 def _fill(model, found, path):
     """Puts the tensors into the model; the output layer must be wte again, and what it leaves out must do nothing."""
     own, faults = model.state_dict(), []
-    for name in layout.shapes(model.cfg):
+    for name in (name for name in layout.shapes(model.cfg) if name in found):
         file, stored = found[name]
         if not all([layout.fill(own, name, first, rows) for first, rows in file.blocks(stored)]):
             faults.append(f"{name} does something, which cmha_bias or cmha_output_projection in {CONFIG} denies")

@@ -13,7 +13,6 @@ import numpy as np
 
 from cmha.errors import CheckpointError, check_integer, listed, message, quote, quote_path
 from cmha.files import read_json, read_text, write_json, write_text
-from cmha.text.corpora import read_texts
 from cmha.text.tokenizers import checked_ids, utf8
 
 FILE_NAME, CONFIG = "tokenizer.json", "tokenizer_config.json"
@@ -69,7 +68,7 @@ class BPETokenizer:
         package = _package()
         vocab_size = check_integer("BPETokenizer", "vocab_size", vocab_size, 256)
         if isinstance(text, list | tuple):
-            text = read_texts(text)
+            text = "\n".join(map(read_text, text))
         if not utf8(text, "BPETokenizer"):
             raise ValueError(message("BPETokenizer", "text must hold at least one character", "''"))
         backend = _byte_level(package, package.models.BPE())
