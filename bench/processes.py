@@ -158,7 +158,7 @@ def present(sides, threads):
         try:
             process = Process(side, threads)
             answer = process.ask("hello")
-            found[side.name] = side, set(side.only or answer["ops"])
+            found[side.name] = side, set(answer["ops"]) & set(side.only or answer["ops"])
             versions |= answer["versions"]
         except (SideError, OSError) as error:
             missing[side.name] = str(error)

@@ -58,12 +58,13 @@ def generate(data, s):
         _spec(data, s).save(folder)
         options = {"device": "cpu", "intra_threads": THREADS, "inter_threads": 1, "compute_type": "float32"}
         generator = ctranslate2.Generator(folder, **options)
-    prompts = [[f"t{i}" for i in row] for row in data["ids"].tolist()]
+    ids = data["ids"].tolist()
+    prompts = [[f"t{i}" for i in row] for row in ids]
     options = {"max_length": s["new"], "min_length": s["new"], "sampling_topk": 1, "end_token": []}
 
     def run():
-        found = generator.generate_batch(prompts, include_prompt_in_result=True, **options)
-        return ([row.sequences_ids[0] for row in found],)
+        found = generator.generate_batch(prompts, include_prompt_in_result=False, **options)
+        return ([prompt + row.sequences_ids[0] for prompt, row in zip(ids, found, strict=True)],)
 
     return run
 
