@@ -44,10 +44,10 @@ entry.after_imports()
 
 __all__ = [
     "GPT", "AdamW", "BPETokenizer", "ByteTokenizer", "CharTokenizer", "CheckpointError", "GPTConfig", "KVCache",
-    "MultiHeadAttention", "Tensor", "arange", "cat", "clip_grad_norm_", "cosine_schedule", "cross_entropy", "from_numpy", "full",
-    "get_num_threads", "is_grad_enabled", "manual_seed", "memory_stats", "no_grad", "ones", "rand", "randn",
-    "reset_peak_memory_stats", "scaled_dot_product_attention", "set_num_threads", "show_config", "split", "stack",
-    "tensor", "where", "zeros",
+    "MultiHeadAttention", "Tensor", "arange", "cat", "clip_grad_norm_", "cosine_schedule", "cross_entropy",
+    "from_numpy", "full", "get_num_threads", "is_grad_enabled", "manual_seed", "memory_stats", "no_grad", "ones",
+    "rand", "randn", "reset_peak_memory_stats", "scaled_dot_product_attention", "set_num_threads", "show_config",
+    "split", "stack", "tensor", "where", "zeros",
 ]  # fmt: skip
 
 

@@ -100,6 +100,7 @@ KERNEL(layer_norm_backward, (float *dx, float *dgamma, float *dbeta, const float
 /* embedding.c: ids (n) into weight (V, D) */
 KERNEL(embedding_forward, (float *y, const float *weight, const int64_t *ids, ptrdiff_t n, ptrdiff_t D, int threads))
 KERNEL(embedding_backward, (float *dweight, const float *dy, const int64_t *ids, ptrdiff_t n, ptrdiff_t V, ptrdiff_t D, int threads))
+KERNEL(embedding_add_rows, (float *weight, const float *rows, const int64_t *ids, ptrdiff_t n, ptrdiff_t D, int threads))
 
 /* dropout.c: element i of the stream is element first + i: y = x / (1 - p) where the draw is >= p, else 0;
    backward is the same function of dy */
