@@ -1,14 +1,17 @@
 """The command line: what is refused and how, exit codes, pipes, signals, locales."""
 
 import inspect
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
+import cmha
 from cmha.cli import main
 from cmha.generate import generate, stream
 
@@ -52,7 +55,9 @@ def refused(capsys, code, *arguments):
         "train --n-head 7", "train --min-lr 1", "train --warmup-steps 9 --steps 8", "train --tokenizer bpe",
         "train --resume", "train --init x", "train --debug=1",
         "generate", "generate x --temperature -1", "generate x --top-k 0", "generate x --top-p 0", "generate x y",
-        "generate x --prompt a --prompt b", "generate x --max-new-tokens -1", "generate x --seed 1.5",
+        "generate x --num-beams 2 --top-k 3", "generate x --length-penalty 2", "generate x --min-p 2",
+        "generate x --stop=", "score", "score x", "score x y --stride 0",
+        "generate x --max-new-tokens -1", "generate x --seed 1.5",
         "trace --n-head 7", "trace --json=True", "trace --json False --n-embd 8", "trace x --n-head 2",
         "info x", "nonsense", "--nonsense",
     ],
@@ -153,13 +158,66 @@ def test_generate_continues_the_prompt(run, capsys):
     assert "'\u20ac' at position 1" in line
 
 
+def test_generate_with_every_option(run, tmp_path, capsys, monkeypatch):
+    options = ["--max-new-tokens", "30", "--seed", "3"]
+
+    def said(*more):
+        assert main(["generate", str(run), *options, *map(str, more)]) == 0
+        return capsys.readouterr().out
+
+    free = said("--prompt", "the cat")
+    stop = free[12:14]
+    cut = said("--prompt", "the cat", "--stop", "no such text", "--stop", stop)
+    assert free.startswith(cut[:-1]) and cut[:-1] == free[: free.index(stop, 7)]
+    filters = ["--top-k", 3, "--min-p", "0.1", "--top-p", "0.9", "--repetition-penalty", "1.3", "--temperature", "0.9"]
+    assert len(said("--prompt", "the cat", *filters)) == 7 + 30 + 1
+    file = tmp_path / "prompt.txt"
+    file.write_bytes(b"the cat")
+    assert said("--prompt-file", file) == free
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"the cat")))
+    assert said("--prompt-file", "-") == free
+    several = said("--prompt", "the cat", "--prompt", "a")
+    assert several.startswith(free + "-" * 40 + "\na") and len(several) == len(free) + 41 + 1 + 30 + 1
+    first = json.loads((run / "tokenizer_cmha.json").read_text())["characters"].index(free[7])
+    lines = said("--prompt", "the cat", "--logprobs").splitlines()
+    assert len(lines) == 30 and lines[0].split("\t")[0] == str(first) and float(lines[0].split("\t")[1]) < 0
+    assert len(said("--prompt", "the cat", "--prompt", "a cat s", "--logprobs", "--stop-id", first).splitlines()) < 60
+    assert said("--prompt", "the cat", "--stop-id", first) == "the cat\n"
+    options[2:] = []
+    assert said("--prompt", "the cat", "--num-beams", 3) == said("--prompt", "the cat", "--num-beams", 3)
+    assert "no such file" in refused(capsys, 1, "generate", run, "--prompt-file", tmp_path / "no").lower()
+    file.write_bytes(b"")
+    assert "at least one character" in refused(capsys, 1, "generate", run, "--prompt-file", file)
+
+
+def test_score(run, tmp_path, capsys):
+    text = tmp_path / "text.txt"
+    text.write_text("the cat sat on the mat\n" * 4, encoding="utf-8")
+    found = []
+    for stride in ([], ["--stride", "1"], ["--stride", "12"]):
+        assert main(["score", str(run), str(text), *stride]) == 0
+        captured = capsys.readouterr()
+        lines = dict(line.rsplit("  ", 1) for line in captured.out.splitlines())
+        assert [name.strip() for name in lines] == ["perplexity", "bits per byte", "tokens"] and captured.err == ""
+        found.append(float(lines[next(iter(lines))]))
+    assert 1 < min(found) and len(set(found)) == 3
+    tokenizer, gpt = cmha.CharTokenizer.load(run), cmha.GPT.from_pretrained(run)
+    expected = np.exp(-gpt.score(tokenizer.encode(text.read_text()), stride=1).mean(dtype=np.float64))
+    assert abs(found[1] - expected) < 1e-4 * expected
+    assert "from 1 to 12; got 13" in refused(capsys, 1, "score", run, text, "--stride", 13)
+    text.write_text("t", encoding="utf-8")
+    assert "at least two tokens; got 1" in refused(capsys, 1, "score", run, text)
+    assert "no such run" in refused(capsys, 1, "score", tmp_path / "no", text)
+
+
 def test_options_of_generating_are_named_in_full():
     for function in (generate, stream):
         with pytest.raises(TypeError, match=rf"^{function.__name__}\(\) .*'top_q'"):
             function(None, [[0]], 3, top_q=1)
-        assert inspect.getfullargspec(function).kwonlyargs == [
-            "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "stop", "seed",
-        ]  # fmt: skip
+        names = ["temperature", "top_k", "top_p", "min_p", "repetition_penalty"]
+        names += ["stop", "stop_strings", "tokenizer", "seed"]
+        names += ["num_beams", "length_penalty"] if function is generate else []
+        assert inspect.getfullargspec(function).kwonlyargs == [*names, "return_logprobs", "cache"]
 
 
 def test_trace(run, capsys):

@@ -16,6 +16,7 @@ from cmha.cli.options import Parser, UsageError
 COMMANDS = {
     "train": "train a small GPT on text, and keep it",
     "generate": "let a trained model write on",
+    "score": "how well a model predicts a text: its perplexity",
     "convert": "turn llm.c's model file into a folder for cmha and transformers",
     "trace": "attention's eight steps, with shapes, strides and copies",
     "info": "how the core was built, and what it uses here",
