@@ -31,6 +31,12 @@ class _Counted:
         self._file.write(data)
         self.size += memoryview(data).nbytes
 
+    def replace_start(self, data):
+        """Other bytes for the first ones: a header that can only be known when what follows it is written."""
+        self._file.seek(0)
+        self._file.write(data)
+        self._file.seek(0, os.SEEK_END)
+
 
 def write_atomically(path, write):
     """Calls write(file) and puts the result at path in one step: a reader sees the old file or the new one, no mixture.

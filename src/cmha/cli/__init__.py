@@ -15,6 +15,7 @@ from cmha.cli.options import Parser, UsageError
 
 COMMANDS = {
     "train": "train a small GPT on text, and keep it",
+    "tokenize": "text into a file of token ids, larger than memory if need be",
     "generate": "let a trained model write on",
     "trace": "attention's eight steps, with shapes, strides and copies",
     "info": "how the core was built, and what it uses here",
