@@ -12,13 +12,13 @@ import hashlib
 import json
 import os
 import re
-import tempfile
 from dataclasses import asdict, dataclass, field, fields
 
 import numpy as np
 
 from cmha.errors import CheckpointError, listed, message, quote, quote_path
 from cmha.files import check_seal, load_safetensors, save_safetensors
+from cmha.text.token_files import tokenizer_from_state, tokenizer_state
 from cmha.threads import show_config
 
 FORMAT = "cmha-checkpoint-2"
@@ -37,7 +37,7 @@ class Checkpoint:
     steps: dict  # {parameter: its updates}
     config: dict  # of the model
     settings: dict  # of the training
-    data: str  # data_digest of what it learns from
+    data: str  # SHA-256 of what it learns from
     tokenizer: dict = field(default_factory=dict)  # {name: text} of the tokenizer's files
     since: dict = field(default_factory=dict)  # what the next line of the log has to add up: see Trainer
     evaluated: list = field(default_factory=list)  # the last KEEP steps with a line in the log
@@ -52,6 +52,15 @@ class Checkpoint:
             _refuse(path, f"file must be a checkpoint of format {FORMAT}", quote(metadata.get("format")))
         values = {name: json.loads(text) for name, text in metadata.items() if name != "format"}
         return cls(path, **values)  # what has the right seal was written by `save`
+
+    @property
+    def folder(self):
+        """The run's."""
+        place = os.path.dirname(self.path)
+        if os.path.basename(os.path.abspath(place)) != "checkpoints":
+            rule = "a run goes on in its own folder, so a checkpoint must lie in RUN/checkpoints"
+            raise ValueError(message("resume", rule, quote_path(self.path)))
+        return os.path.normpath(os.path.join(place, os.pardir))
 
     def restore(self, model, optimizer):
         """Puts weights, moments and counts into model and optimizer; what does not fit changes nothing."""
@@ -86,23 +95,21 @@ class Checkpoint:
     def check(self, given):
         """Refuses {name: value} that differ from config, settings, tokenizer or data, and lists all that do."""
         own = {**self.config, **self.settings, "tokenizer": self.tokenizer, "data": self.data}
+        own["tokenizer_type"] = self.tokenizer_type()
         odd = [f"{name} {_short(value)} (the checkpoint: {_short(own[name])})"
                for name, value in given.items() if value != own[name]]  # fmt: skip
         if odd:
             rule = "a run goes on with the data, model and settings it began with"
             raise ValueError(message("resume", rule, f"{listed(odd, 30)} for {quote_path(self.path)}"))
 
+    def tokenizer_type(self):
+        """char, byte, bpe; or None."""
+        kind = type(self.load_tokenizer()).__name__
+        return kind.removesuffix("Tokenizer").lower() if self.tokenizer else None
+
     def load_tokenizer(self):
         """The tokenizer whose ids the model knows, or None."""
-        if not self.tokenizer:
-            return None
-        from cmha.text import load_tokenizer
-
-        with tempfile.TemporaryDirectory() as folder:
-            for name, text in self.tokenizer.items():
-                with open(os.path.join(folder, os.path.basename(name)), "w", encoding="utf-8", newline="") as file:
-                    file.write(text)
-            return load_tokenizer(folder)
+        return tokenizer_from_state(json.dumps(self.tokenizer)) if self.tokenizer else None
 
 
 def checkpoint_path(folder, step):
@@ -139,27 +146,8 @@ def prune(folder, keep, below=None):
             os.unlink(path)
 
 
-def tokenizer_files(tokenizer):
-    """{name: text} of what tokenizer.save writes."""
-    if tokenizer is None:
-        return {}
-    with tempfile.TemporaryDirectory() as folder:
-        tokenizer.save(folder)
-        found = {}
-        for name in sorted(os.listdir(folder)):
-            with open(os.path.join(folder, name), encoding="utf-8", newline="") as file:
-                found[name] = file.read()
-        return found
-
-
-def data_digest(*parts):
-    """SHA-256 of ids, whatever integer type holds them; read piece by piece, for they may be larger than memory."""
-    digest = hashlib.sha256()
-    for ids in parts:
-        digest.update(len(ids).to_bytes(8, "little"))
-        for first in range(0, len(ids), 1 << 20):
-            digest.update(np.asarray(ids[first : first + (1 << 20)]).astype("<u4"))
-    return digest.hexdigest()
+def tokenizer_dict(tokenizer):
+    return {} if tokenizer is None else json.loads(tokenizer_state(tokenizer)[0])
 
 
 def describe_build():

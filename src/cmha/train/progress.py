@@ -23,12 +23,24 @@ class ProgressLine(tqdm):
         pace = 0.2 if sys.stderr and sys.stderr.isatty() else 10.0  # seconds between two looks
         super().__init__(total=total, disable=disable, mininterval=pace, nrows=20)  # some terminals say 0
 
+    def begin(self, step):
+        """So many steps were done before: they count, but took no time here."""
+        self.n = self.initial = self.last_print_n = step
+
+    def say(self, text):
+        """Text above the line."""
+        try:
+            self.write(text, file=sys.stderr)
+        except OSError:
+            pass
+
     def __str__(self):
         done = f"{self.n:{len(str(self.total))}}/{self.total}"
         if self.row is None:
             return fitted([done], columns())
         elapsed = self.format_dict["elapsed"]
-        left = elapsed / self.n * (self.total - self.n) if self.n else 0
+        here = self.n - self.initial
+        left = elapsed / here * (self.total - self.n) if here else 0
         fields = [done, f"loss {self.row['loss']:.3f}"]
         if self.val_loss is not None:
             fields.append(f"val {self.val_loss:.3f}")
