@@ -303,9 +303,9 @@ def _go_on(args, checkpoint):
         given["tokenizer"] = tokenizer_dict(_tokenizer(args))
     try:
         corpus = open_data(args.text, tokenizer, checkpoint.config["block_size"])
-    except ValueError:
+    except ValueError as error:  # other data, for the most part; what the options say against it comes first
         checkpoint.check(given)
-        raise
+        raise ValueError(f"{error}. A run goes on with the TEXT it began with") from error
     checkpoint.check(given | {"data": corpus.sha256})
     check_memory(GPTConfig(**checkpoint.config), TrainSettings(**checkpoint.settings).change(**changes))
     trainer = Trainer.from_checkpoint(checkpoint, corpus, changes)

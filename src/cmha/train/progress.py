@@ -15,17 +15,16 @@ LEAST_BAR = 10  # columns; a shorter one says nothing
 
 
 class ProgressLine(tqdm):
-    """A tqdm whose line is made here; row is the newest one of the trainer, val_loss the last that was measured."""
+    """A tqdm whose line is made here; row is the newest one of the trainer, val_loss the last that was measured.
+
+    done steps were there before: they count, but took no time here.
+    """
 
     row, val_loss = None, None
 
-    def __init__(self, total, disable):
+    def __init__(self, total, done, disable):
         pace = 0.2 if sys.stderr and sys.stderr.isatty() else 10.0  # seconds between two looks
-        super().__init__(total=total, disable=disable, mininterval=pace, nrows=20)  # some terminals say 0
-
-    def begin(self, step):
-        """So many steps were done before: they count, but took no time here."""
-        self.n = self.initial = self.last_print_n = step
+        super().__init__(total=total, initial=done, disable=disable, mininterval=pace, nrows=20)  # some terminals say 0
 
     def say(self, text):
         """Text above the line."""

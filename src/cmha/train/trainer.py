@@ -132,8 +132,7 @@ class Trainer:
 
         settings = self.settings
         tokens = settings.batch_size * self.model.cfg.block_size
-        line = ProgressLine(settings.steps, disable=not self.progress)
-        line.begin(self.step)
+        line = ProgressLine(settings.steps, self.step, disable=not self.progress)
         done, start = 0, time.perf_counter()  # steps here since the last evaluation
         with StopRequest() as stop, line:
             while True:
