@@ -55,8 +55,8 @@ def add_options(parser):
     add("--out", metavar="DIR", type=filled, help="folder to write (default: runs/001, runs/002, ...)")
     add(
         "--resume", metavar="PATH",
-        help="without =PATH: go on with the run in --out (by default the newest in runs/) from its last checkpoint that "
-        "is whole, or begin it; =PATH: with this run or checkpoint, and no other",
+        help="without =PATH: go on with the run in --out (by default the newest in runs/) from its last whole "
+        "checkpoint, or begin it; =PATH: with this run or checkpoint, and no other",
     )  # fmt: skip
     add("--steps", metavar="N", type=integer(1), help="updates (default: 5000; char 2000)")
     add(
@@ -145,7 +145,8 @@ def run(args):
         trainer.folder, made = runs.claim(out)
     begun = trainer.begun
     try:
-        tokens = f"{len(trainer.corpus.training):,} tokens to learn from, {len(trainer.corpus.validation):,} to validate"
+        corpus = trainer.corpus
+        tokens = f"{len(corpus.training):,} tokens to learn from, {len(corpus.validation):,} to validate"
         _say(f"{trainer.model.num_parameters():,} parameters, {tokens}")
         number = trainer.run()
     finally:
@@ -195,7 +196,8 @@ def _settings(args):
     preset = args.preset or "tiny"
     given = _given(args, SETTINGS)
     if args.grad_accumulation is not None:
-        given |= _micro_batches(args, given.get("batch_size", PRESETS[preset].get("batch_size", TrainSettings.batch_size)))
+        usual = PRESETS[preset].get("batch_size", TrainSettings.batch_size)
+        given |= _micro_batches(args, given.get("batch_size", usual))
     return TrainSettings.preset(preset, **given)
 
 

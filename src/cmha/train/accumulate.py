@@ -53,7 +53,7 @@ def tree_sum(first, stop, leaf):
 
 
 def share(count, rank, size):
-    """(first, stop) of the micro-batches of process `rank` of `size`: a subtree that hangs log2(size) below the root."""
+    """(first, stop) of the micro-batches of process `rank` of `size`: a subtree, log2(size) levels below the root."""
     if size & (size - 1) or size > count:
         rule = "the number of processes must be a power of two, and at most that of micro-batches"
         raise ValueError(message("train", rule, f"{size} processes for {count} micro-batches"))
@@ -73,8 +73,8 @@ def _middle(first, stop):
 class OneProcess:
     """The face that processes show to the Trainer: which one this is of how many, and the sum over all of them.
 
-    reduce(gradients) must add what `share` gave to ranks r and r + d for d = 1, 2, 4, ..., the lower rank on the left, and
-    return the sum on every rank.
+    reduce(gradients) must add what `share` gave to ranks r and r + d for d = 1, 2, 4, ..., the lower rank on the left,
+    and return the sum on every rank.
     """
 
     rank, size = 0, 1
