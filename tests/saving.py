@@ -1,7 +1,7 @@
 """The child of tests/test_crash.py: saves while strace kills it, or fails its calls, at call number WHEN of a kind.
 
 strace counts for each process by itself, and a process can make calls that do nothing. So one strace serves every call
-of a save: of forked children, number k makes WHEN - k calls for nothing and then saves.
+of a save: of forked children, number k makes WHEN - k calls for nothing and then saves, in FOLDER/k.
 
     strace -f -e inject=KIND:...:when=WHEN  python -m tests.saving FOLDER KIND WHEN
 """
@@ -10,14 +10,15 @@ import json
 import os
 import shutil
 import sys
+import tempfile
 
 import numpy as np
+from tqdm import tqdm
 
 import cmha
 from cmha.text import CharTokenizer
 from cmha.text.corpora import Corpus
 from cmha.train import Trainer, TrainSettings
-from cmha.train.checkpoint import checkpoints, newest
 
 IDS = np.random.default_rng(2).integers(0, 11, 500)
 CORPUS = Corpus.from_ids(IDS[:400], IDS[400:], CharTokenizer("abcdefghijk"))
@@ -26,7 +27,7 @@ FAILED = 3
 
 def trainer(folder):
     cmha.manual_seed(8)
-    model = cmha.GPT(cmha.GPTConfig(vocab_size=11, block_size=7, n_layer=1, n_head=2, n_embd=24, dropout=0.2))
+    model = cmha.GPT(cmha.GPTConfig(vocab_size=11, block_size=7, n_layer=1, n_head=2, n_embd=12, dropout=0.2))
     return Trainer(model, CORPUS, TrainSettings(steps=4, batch_size=3, eval_interval=1), folder, progress=False)
 
 
@@ -91,24 +92,12 @@ def save(folder):
         return FAILED
 
 
-def recovered(folder, whole, old):
-    """What is there is whole, old or new, and going on gives the files of a run that nothing stopped."""
-    checkpoint, damaged = newest(folder)
-    assert damaged == [] and checkpoint.step in (2, 3), (checkpoint, damaged)
-    steps = dict(checkpoints(folder))
-    with open(steps[2], "rb") as file:
-        assert file.read() == old
-    Trainer.resume(folder, CORPUS, progress=False).run()
-    assert contents(folder) == whole
-
-
 def main(folder, kind, when):
     cmha.set_num_threads(1)
+    tempfile.gettempdir(), tqdm.get_lock()  # both write when they are first asked for
     ends = []
-    whole, begun = contents("whole"), contents("begun")
-    old = begun[os.path.join("checkpoints", "step-2.safetensors")]
     for number in range(1, when):
-        here = os.path.join(folder, f"{kind}-{number}")
+        here = os.path.join(folder, str(number))
         shutil.copytree("begun", here)
 
         def work(number=number, here=here):
@@ -117,17 +106,11 @@ def main(folder, kind, when):
             return save(here)
 
         end = forked(work)
-        again = forked(lambda here=here: recovered(here, whole, old))
         ends.append(-os.WTERMSIG(end) if os.WIFSIGNALED(end) else os.WEXITSTATUS(end))
-        if again or ends[-1] not in (0, FAILED, -9):
-            print(f"{kind} {number}: {end}, then {again}", file=sys.stderr)
-            return 1
-        shutil.rmtree(here)
         if ends[-1] == 0:
             break
     print(json.dumps(ends))
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))

@@ -23,7 +23,7 @@ from cmha.train.checkpoint import newest
 from . import saving
 
 ROOT = Path(__file__).resolve().parent.parent
-WHEN = 150  # more calls of a kind than two saves make
+WHEN = {"write": 40, "fsync": 20, "rename": 10, "unlink": 5}  # more calls of a kind than a save makes
 TEXT = "the cat sat on the mat, and the dog did not.\n" * 60
 SMALL = ["--n-layer", "1", "--n-embd", "8", "--n-head", "2", "--block-size", "12"]
 
@@ -57,21 +57,34 @@ def runs(tmp_path_factory):
     return folder
 
 
-def traced(runs, tmp_path, kind, fault):
-    """The ends of a save whose every call of that kind was struck in turn: -9, 3 (an OSError), or 0 after the last."""
+def traced(runs, tmp_path, kind, fault, from_then_on=""):
+    """The ends of a save whose every call of that kind was struck in turn: -9, 3 (an OSError), or 0 after the last.
+
+    What each of them leaves is whole, old or new, and going on gives the files of a run that nothing stopped.
+    """
     names = {"rename": "rename,renameat,renameat2", "unlink": "unlink,unlinkat"}.get(kind, kind)
-    program = ["strace", "-f", "-qq", "-o", os.devnull, "-e", f"trace={names}", "-e", f"inject={names}:{fault}"]
-    program += [sys.executable, "-m", "tests.saving", str(tmp_path), kind, str(WHEN)]
+    program = ["strace", "-f", "-qq", "-o", os.devnull, "-e", f"trace={names}"]
+    program += ["-e", f"inject={names}:{fault}:when={WHEN[kind]}{from_then_on}"]
+    program += [sys.executable, "-m", "tests.saving", str(tmp_path), kind, str(WHEN[kind])]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "TMPDIR": str(tmp_path)}
     done = subprocess.run(program, cwd=runs, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    assert done.returncode == 0 and done.stdout, done.stderr
+    ends, whole = json.loads(done.stdout), saving.contents(runs / "whole")
+    before = (runs / "begun" / "checkpoints" / "step-2.safetensors").read_bytes()
+    for number in range(1, len(ends) + 1):
+        folder = tmp_path / str(number)
+        checkpoint, damaged = newest(folder)
+        assert damaged == [] and checkpoint.step in (2, 3)
+        assert (folder / "checkpoints" / "step-2.safetensors").read_bytes() == before
+        Trainer.resume(folder, saving.CORPUS, progress=False).run()
+        assert saving.contents(folder) == whole, f"{kind} {number}"
+    return ends
 
 
 @needs_strace
 @pytest.mark.parametrize("kind, least", [("write", 8), ("fsync", 8), ("rename", 4), ("unlink", 1)])
 def test_f1_killed_at_every_call_of_a_save(kind, least, runs, tmp_path):
-    ends = traced(runs, tmp_path, kind, f"signal=SIGKILL:when={WHEN}")
+    ends = traced(runs, tmp_path, kind, "signal=SIGKILL")
     assert ends[-1] == 0 and set(ends[:-1]) == {-9} and len(ends) > least
 
 
@@ -80,13 +93,13 @@ def test_f1_killed_at_every_call_of_a_save(kind, least, runs, tmp_path):
     "kind, fault", [("write", "ENOSPC"), ("write", "EIO"), ("write", "EDQUOT"), ("fsync", "EIO"), ("rename", "EXDEV")]
 )
 def test_f3_a_disk_that_fails_from_a_call_on_leaves_the_old_checkpoint_and_no_temp(kind, fault, runs, tmp_path):
-    ends = traced(runs, tmp_path, kind, f"error={fault}:when={WHEN}+")
+    ends = traced(runs, tmp_path, kind, f"error={fault}", "+")
     assert ends[-1] == 0 and set(ends[:-1]) == {saving.FAILED} and len(ends) > 4
 
 
 @needs_strace
 def test_f4_a_disk_that_loses_a_write_is_noticed_before_the_rename(runs, tmp_path):
-    ends = traced(runs, tmp_path, "write", f"retval=100:when={WHEN}")
+    ends = traced(runs, tmp_path, "write", "retval=20")
     assert ends[-1] == 0 and set(ends[:-1]) == {saving.FAILED} and len(ends) > 8
 
 
