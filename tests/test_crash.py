@@ -90,8 +90,12 @@ def test_f1_killed_at_every_call_of_a_save(kind, least, runs, tmp_path):
 
 @needs_strace
 @pytest.mark.parametrize(
-    "kind, fault", [("write", "ENOSPC"), ("write", "EIO"), ("write", "EDQUOT"), ("fsync", "EIO"), ("rename", "EXDEV")]
-)
+    "kind, fault",
+    [
+        ("write", "ENOSPC"), ("fsync", "EIO"), ("rename", "EXDEV"),
+        *(pytest.param("write", fault, marks=pytest.mark.full) for fault in ("EIO", "EDQUOT")),
+    ],
+)  # fmt: skip
 def test_f3_a_disk_that_fails_from_a_call_on_leaves_the_old_checkpoint_and_no_temp(kind, fault, runs, tmp_path):
     ends = traced(runs, tmp_path, kind, f"error={fault}", "+")
     assert ends[-1] == 0 and set(ends[:-1]) == {saving.FAILED} and len(ends) > 4
