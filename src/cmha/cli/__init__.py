@@ -13,9 +13,11 @@ import threading
 
 from cmha.cli.options import Parser, UsageError
 
+TOLD = (ValueError, TypeError, IndexError, ImportError, OSError, MemoryError, UsageError)  # their texts say it all
 COMMANDS = {
     "train": "train a small GPT on text, and keep it",
     "tokenize": "text into a file of token ids, larger than memory if need be",
+    "plot": "the loss curves of runs, as text or as a picture",
     "generate": "let a trained model write on",
     "trace": "attention's eight steps, with shapes, strides and copies",
     "info": "how the core was built, and what it uses here",
@@ -114,7 +116,7 @@ def _top(arguments):
 def _fail(error, code):
     if isinstance(error, OSError) and error.strerror:
         text = error.strerror if error.filename is None else f"{error.strerror}: {os.fspath(error.filename)!r}"
-    elif isinstance(error, (ValueError, TypeError, IndexError, OSError, MemoryError, UsageError)) and str(error):
+    elif isinstance(error, TOLD) and str(error):
         text = str(error)
     else:
         text = f"{type(error).__name__}: {error}"
