@@ -13,10 +13,18 @@ class UsageError(Exception):
 
 
 class Parser(argparse.ArgumentParser):
+    optional_values = ()  # options that take a value only behind "=": alone they stand for ""
+
     def __init__(self, **options):
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **options)
         self.register("action", None, _StoreOnce)
         self.register("action", "store", _StoreOnce)
+
+    def parse_intermixed_args(self, args=None, namespace=None):
+        """Python's own `--option [VALUE]` would take the word behind it, which may be a file."""
+        end = args.index("--") if "--" in args else len(args)
+        args = [f"{word}=" if word in self.optional_values else word for word in args[:end]] + args[end:]
+        return super().parse_intermixed_args(args, namespace)
 
     def error(self, text):
         raise UsageError(text)

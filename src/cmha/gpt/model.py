@@ -3,13 +3,14 @@
 import math
 
 from cmha import functional
-from cmha.autograd import no_grad
+from cmha.autograd import is_grad_enabled, no_grad
 from cmha.errors import check_integer
 from cmha.generate import generate, stream
 from cmha.gpt import pretrained
 from cmha.gpt.config import GPTConfig
 from cmha.nn import MLP, Dropout, Embedding, LayerNorm, Module, MultiHeadAttention
 from cmha.nn.kv_cache import ModelCache
+from cmha.nn.recompute import recompute
 from cmha.tensor import to_tensor
 
 
@@ -32,7 +33,13 @@ class Block(Module):
 
 
 class GPT(Module):
-    """logits = gpt(ids); logits, loss = gpt(ids, targets). Names of the parts are GPT-2's: wte, wpe, h, ln_f."""
+    """logits = gpt(ids); logits, loss = gpt(ids, targets). Names of the parts are GPT-2's: wte, wpe, h, ln_f.
+
+    checkpoint_activations = True (an attribute) keeps only the input of each block and runs the block again in the
+    backward pass: a third more time, a fraction of the memory, the same bits.
+    """
+
+    checkpoint_activations = False
 
     def __init__(self, cfg):
         if not isinstance(cfg, GPTConfig):
@@ -88,8 +95,9 @@ class GPT(Module):
         B, T = ids.shape
         x = self.wte(ids) + self.wpe.weight[start : start + T]  # (B, T, D)
         x = self.dropout(x)
+        again = self.checkpoint_activations and is_grad_enabled()
         for block, cache in zip(self.h, caches, strict=True):
-            x = block(x, cache)
+            x = recompute(block, x) if again else block(x, cache)
         x = self.ln_f(x).reshape(B * T, self.cfg.n_embd)
         return (x @ self.wte.weight.T).reshape(B, T, self.cfg.vocab_size)  # (B, T, V)
 

@@ -163,12 +163,7 @@ class TokenFile:
             except FileNotFoundError:
                 return None
         try:
-            files = json.loads(self.metadata["tokenizer"])
-            odd = [name for name in files if not re.fullmatch(r"\w[\w.-]*", name)]  # no name leaves the folder
-            with tempfile.TemporaryDirectory(prefix="cmha-") as folder:
-                for name, text in files.items():
-                    write_text(os.path.join(folder, odd[0] if odd else name), text)
-                return load_tokenizer(folder)
+            return tokenizer_from_state(self.metadata["tokenizer"])
         except (KeyError, ValueError, AttributeError, TypeError, RecursionError, OSError):
             self._refuse("a token file must hold its tokenizer", quote(self.metadata.get("tokenizer")))
 
@@ -213,6 +208,16 @@ def tokenizer_state(tokenizer):
         files = {name: read_text(os.path.join(folder, name)) for name in sorted(os.listdir(folder))}
     text = json.dumps(files, sort_keys=True)
     return text, hashlib.sha256(text.encode()).hexdigest()
+
+
+def tokenizer_from_state(text):
+    """The tokenizer of which tokenizer_state gave that text."""
+    files = json.loads(text)
+    odd = [name for name in files if not re.fullmatch(r"\w[\w.-]*", name)]  # no name leaves the folder
+    with tempfile.TemporaryDirectory(prefix="cmha-") as folder:
+        for name, content in files.items():
+            write_text(os.path.join(folder, odd[0] if odd else name), content)
+        return load_tokenizer(folder)
 
 
 def write_tokens(path, pieces, tokenizer):
