@@ -133,33 +133,45 @@ def add_options(parser):
 
 def run(args):
     from cmha import threads
-    from cmha.train.signals import HANGUP
+    from cmha.train import parallel
 
     _check(args)
-    if args.threads is not None:
-        threads.set_num_threads(args.threads)
-    checkpoint, out = runs.find(args.resume, args.out, _say)
-    trainer = _begin(args, out) if checkpoint is None else _go_on(args, checkpoint)
-    made = []
+    with parallel.start() as processes:
+        if args.threads is not None:
+            threads.set_num_threads(args.threads)
+        return _run(args, processes)
+
+
+def _run(args, processes):
+    from cmha.train.signals import HANGUP
+
+    say = _say if processes.rank == 0 else lambda text: None
+    checkpoint, out = processes.first(lambda: runs.find(args.resume, args.out, _say))
     if checkpoint is None:
-        trainer.folder, made = runs.claim(out)
-    begun = trainer.begun
+        trainer = processes.together(lambda: _begin(args, out, processes))
+    else:
+        trainer = processes.together(lambda: _go_on(args, checkpoint, processes))
+    begun, made = trainer.begun, []
     try:
-        tokens = f"{len(trainer.corpus.training):,} tokens to learn from, {len(trainer.corpus.validation):,} to validate"
-        _say(f"{trainer.model.num_parameters():,} parameters, {tokens}")
+        if checkpoint is None and processes.rank == 0:
+            trainer.folder, made = runs.claim(out)
+        corpus = trainer.corpus
+        tokens = f"{len(corpus.training):,} tokens to learn from, {len(corpus.validation):,} to validate"
+        say(f"{trainer.model.num_parameters():,} parameters, {tokens}")
         number = trainer.run()
     finally:
-        if not trainer.saved and not begun:
+        if trainer.folder is not None and not trainer.saved and not begun:
             runs.remove(trainer.folder, made, begun=trainer.saved is False)
     if number is not None:
-        _say(f"stopped after step {trainer.step} of {trainer.settings.steps}{'; saved' if trainer.saved else ''}")
-        if number != HANGUP and trainer.saved:  # the terminal is gone
+        say(f"stopped after step {trainer.step} of {trainer.settings.steps}{'; saved' if trainer.saved else ''}")
+        if number != HANGUP and trainer.saved and processes.rank == 0:  # a closed terminal shows nothing
             print(trainer.folder)
         return 128 + number
-    losses = [row["val_loss"] for row in trainer.rows[-1:]]
-    _say("done" + "".join(f": validation loss {loss:.4f}" for loss in losses) + "; a sample:")
-    print(trainer.sample())
-    print(trainer.folder)
+    if processes.rank == 0:
+        losses = [row["val_loss"] for row in trainer.rows[-1:]]
+        say("done" + "".join(f": validation loss {loss:.4f}" for loss in losses) + "; a sample:")
+        print(trainer.sample())
+        print(trainer.folder)
 
 
 def _given(args, names):
@@ -217,7 +229,7 @@ def _config(args, vocab_size):
 
 
 # ------------------------------------------------------------------------------------------ a new run
-def _begin(args, out):
+def _begin(args, out, processes):
     from cmha import random
     from cmha.gpt import GPT
     from cmha.text.corpora import open_data
@@ -242,7 +254,7 @@ def _begin(args, out):
         whole = GPT.from_pretrained(args.init)
         whole.crop_block_size(block_size)
         model.load_state_dict(whole.state_dict())
-    trainer = Trainer(model, corpus, settings)
+    trainer = Trainer(model, corpus, settings, processes=processes)
     trainer.begun = begun and out is not None and os.path.exists(out)
     return trainer
 
@@ -280,7 +292,7 @@ def _tokenizer(args):
 
 
 # ------------------------------------------------------------------------------------------ a run that goes on
-def _go_on(args, checkpoint):
+def _go_on(args, checkpoint, processes):
     from cmha.gpt import GPTConfig
     from cmha.text.corpora import open_data
     from cmha.train import Trainer
@@ -308,8 +320,9 @@ def _go_on(args, checkpoint):
         raise ValueError(f"{error}. A run goes on with the TEXT it began with") from error
     checkpoint.check(given | {"data": corpus.sha256})
     check_memory(GPTConfig(**checkpoint.config), TrainSettings(**checkpoint.settings).change(**changes))
-    trainer = Trainer.from_checkpoint(checkpoint, corpus, changes)
-    _say(f"going on after step {trainer.step} of {trainer.settings.steps} in {trainer.folder}")
+    trainer = Trainer.from_checkpoint(checkpoint, corpus, changes, processes=processes)
+    if processes.rank == 0:
+        _say(f"going on after step {trainer.step} of {trainer.settings.steps} in {trainer.folder}")
     return trainer
 
 
