@@ -61,7 +61,7 @@ def _guarded(arguments):
     except SystemExit as ended:
         return ended.code
     except UsageError as error:
-        return _fail(error, 2)
+        return _fail(error, 2) if _is_first() else 2
     except Exception as error:
         _drop_stdout()
         if "--debug" in arguments:
@@ -111,6 +111,13 @@ def _top(arguments):
 
         print("cmha", installed_version("cmha"))
     return 0
+
+
+def _is_first():
+    """Whether this is the one of several processes under mpiexec that tells what all of them find."""
+    from cmha.train.parallel import launched_rank
+
+    return not launched_rank()
 
 
 def _fail(error, code):

@@ -44,18 +44,20 @@ def start():
     except ImportError:
         rule = "mpiexec started this, and working together needs mpi4py"
         raise ImportError(message("train", rule, hint="pip install 'cmha[mpi]'")) from None
-    return MPIProcesses(MPI.COMM_WORLD)
+    return MPIProcesses(MPI.COMM_WORLD, MPI.Get_processor_name())
 
 
 class MPIProcesses(OneProcess):
-    """The processes of an mpi4py communicator.
+    """The processes of an mpi4py communicator; machine: the name of the one this process is on.
 
     An error in a `with` block of one of them ends all: it is told once, and at the exit of the interpreter MPI_Abort
     takes down the others, wherever they wait. What `together` finds before the work begins ends them in order.
     """
 
-    def __init__(self, comm):
+    def __init__(self, comm, machine):
         self.comm, self.rank, self.size = comm, comm.Get_rank(), comm.Get_size()
+        names = comm.allgather(machine)
+        self.here = names.count(machine)  # processes on this machine
         self._flat = self._received = np.empty(0, np.float32)
         self._code = None  # of the exit, where MPI_Abort is due
         self._in_order = False
@@ -65,16 +67,9 @@ class MPIProcesses(OneProcess):
 
     def _share_threads(self):
         """Processes on one machine share its CPUs, unless the launcher has bound each to its own."""
-        here = self.comm.Split_type(self.comm_type_shared()).Get_size()
         allowed = threads.default_num_threads()
         if allowed == (os.cpu_count() or 1):
-            threads.set_num_threads(max(1, allowed // here))
-
-    @staticmethod
-    def comm_type_shared():
-        from mpi4py import MPI
-
-        return MPI.COMM_TYPE_SHARED
+            threads.set_num_threads(max(1, allowed // self.here))
 
     # ------------------------------------------------------------------------------------------ in and out
     def __exit__(self, kind, error, trace):
@@ -112,6 +107,7 @@ class MPIProcesses(OneProcess):
 
     def check_same(self, values):
         """Refuses to begin where {name: value} is not the same everywhere."""
+
         def check():
             everywhere = self.comm.allgather(values)
             odd = [name for name in values if any(other[name] != values[name] for other in everywhere)]
