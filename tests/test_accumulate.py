@@ -213,7 +213,6 @@ def test_activation_checkpointing_keeps_to_blocks_and_to_training():
 
 
 PEAK = """
-import resource
 import sys
 import numpy as np
 from cmha import GPT, GPTConfig, set_num_threads
@@ -221,24 +220,28 @@ from cmha.text.corpora import Corpus
 from cmha.train import Trainer, TrainSettings
 set_num_threads(1)
 batch, micro, again = (int(word) for word in sys.argv[1:])
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+def peak():
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) * 1024
+before = peak()
 ids = np.arange(3000) % 100
 settings = TrainSettings(steps=2, batch_size=batch, micro_batch_size=micro, checkpoint_activations=bool(again))
 model = GPT(GPTConfig(vocab_size=100, block_size=256, n_layer=6, n_head=4, n_embd=64))
 run = Trainer(model, Corpus.from_ids(ids[:2000], ids[2000:2300]), settings, progress=False)
 run._train_step()
 run._train_step()
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+print(peak() - before)
 """
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc/self/status")
 def test_p6_the_estimate_knows_micro_batches_and_activation_checkpointing():
-    """Against the growth of a process after its imports: never much above, and not above twice of it."""
+    """Against the growth of a process after its imports: never much above the estimate, never far below."""
     config = GPTConfig(vocab_size=100, block_size=256, n_layer=6, n_head=4, n_embd=64)
     measured = {}
     for batch, micro, again in ((16, 16, 0), (16, 16, 1), (16, 2, 0)):
         program = [sys.executable, "-c", PEAK, str(batch), str(micro), str(again)]
         measured[micro, again] = int(subprocess.run(program, check=True, capture_output=True).stdout)
         estimate = bytes_needed(config, micro, batch // micro, bool(again))
-        assert 0.5 < measured[micro, again] / estimate < 1.15, (micro, again, estimate, measured)
+        assert 0.7 < measured[micro, again] / estimate < 1.15, (micro, again, estimate, measured)
     assert measured[16, 1] < measured[16, 0] / 2 and measured[2, 0] < measured[16, 0] / 2

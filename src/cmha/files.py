@@ -175,7 +175,7 @@ def remove_leftovers(folder):
 
 
 def append_text(path, text):
-    """Puts text behind what the file holds (made if needed) and onto the disk; a failure takes back what was written."""
+    """Puts text behind what a file holds (made if needed) and onto the disk; a failure takes back what was written."""
     with open(path, "ab", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
         data = memoryview(text.encode("utf-8"))

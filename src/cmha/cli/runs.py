@@ -1,4 +1,4 @@
-"""Where a run goes: a folder named or numbered, made and, where nothing came of it, removed; and what --resume finds."""
+"""Where a run goes: a folder named or numbered, made, and removed where nothing came of it; and what --resume finds."""
 
 import os
 import shutil

@@ -55,8 +55,8 @@ def add_options(parser):
     add("--out", metavar="DIR", type=filled, help="folder to write (default: runs/001, runs/002, ...)")
     add(
         "--resume", metavar="PATH",
-        help="without =PATH: go on with the run in --out (by default the newest in runs/) from its last checkpoint that "
-        "is whole, or begin it; =PATH: with this run or checkpoint, and no other",
+        help="without =PATH: go on with the run in --out (by default the newest in runs/) from its last whole "
+        "checkpoint, or begin it; =PATH: with this run or checkpoint, and no other",
     )  # fmt: skip
     add("--steps", metavar="N", type=integer(1), help="updates (default: 5000; char 2000)")
     add(
@@ -207,7 +207,8 @@ def _settings(args):
     preset = args.preset or "tiny"
     given = _given(args, SETTINGS)
     if args.grad_accumulation is not None:
-        given |= _micro_batches(args, given.get("batch_size", PRESETS[preset].get("batch_size", TrainSettings.batch_size)))
+        usual = PRESETS[preset].get("batch_size", TrainSettings.batch_size)
+        given |= _micro_batches(args, given.get("batch_size", usual))
     return TrainSettings.preset(preset, **given)
 
 
@@ -247,7 +248,7 @@ def _begin(args, out, processes):
         block_size = start.block_size
     corpus = open_data(args.text, tokenizer, block_size)
     config = _config(args, corpus.tokenizer.vocab_size) if args.init is None else start
-    check_memory(config, settings)
+    check_memory(config, settings, processes)
     random.manual_seed(settings.seed)
     model = GPT(config)
     if args.init is not None:
@@ -319,7 +320,7 @@ def _go_on(args, checkpoint, processes):
         checkpoint.check(given)
         raise ValueError(f"{error}. A run goes on with the TEXT it began with") from error
     checkpoint.check(given | {"data": corpus.sha256})
-    check_memory(GPTConfig(**checkpoint.config), TrainSettings(**checkpoint.settings).change(**changes))
+    check_memory(GPTConfig(**checkpoint.config), TrainSettings(**checkpoint.settings).change(**changes), processes)
     trainer = Trainer.from_checkpoint(checkpoint, corpus, changes, processes=processes)
     if processes.rank == 0:
         _say(f"going on after step {trainer.step} of {trainer.settings.steps} in {trainer.folder}")

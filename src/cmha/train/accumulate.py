@@ -53,7 +53,7 @@ def tree_sum(first, stop, leaf):
 
 
 def share(count, rank, size):
-    """(first, stop) of the micro-batches of process `rank` of `size`: a subtree that hangs log2(size) below the root."""
+    """(first, stop) of the micro-batches of process `rank` of `size`: a subtree, log2(size) levels below the root."""
     if size & (size - 1) or size > count:
         rule = "the number of processes must be a power of two, and at most that of micro-batches"
         hint = "Smaller micro-batches make more of them" if size > count else None

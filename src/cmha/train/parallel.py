@@ -4,10 +4,10 @@ Each process computes the gradients of its share of the micro-batches (accumulat
 the same tree has them. Rank 0 alone chooses paths and writes. What every process needs (text, a run to go on with, a
 model to start from) must be on a path that all of them can read.
 
-Bytes: recursive halving (Thakur, Rabenseifner, Gropp 2005). On its way up the tree, a pair of processes exchanges halves
-of what both still hold, so each sends (1 - 1/p) of the gradient, and as much again to hand the sums round. The pair at
-distance 1, 2, 4, ... adds neighbouring subtrees, and every element is added by one process with the lower rank on the
-left: halving cuts the vector, never the order of a sum.
+Bytes: recursive halving (Thakur, Rabenseifner, Gropp 2005). On the way up the tree, a pair of processes exchanges
+halves of what both still hold, so each sends (1 - 1/p) of the gradient, and as much again to hand the sums round. The
+pair at distance 1, 2, 4, ... adds neighbouring subtrees, and every element is added by one process with the lower rank
+on the left: halving cuts the vector, never the order of a sum.
 """
 
 import atexit

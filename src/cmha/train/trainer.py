@@ -47,8 +47,8 @@ class Trainer:
         trainer = Trainer.resume("runs/mine", corpus)     # after whatever ended it: goes on to the same bits
         trainer.run()
 
-    Everything random is a function of settings.seed and the step. A loss, gradient or weight that is not finite ends the
-    run with a ValueError that names step and tensor, before anything is written. logger: an object whose
+    Everything random is a function of settings.seed and the step. A loss, gradient or weight that is not finite ends
+    the run with a ValueError that names step and tensor, before anything is written. logger: an object whose
     log(dict, step=n) gets every line of the log, and samples, as a run of wandb does. progress: a line on stderr.
     processes: who shares the work (accumulate.py); this process alone by default.
     """
@@ -311,7 +311,9 @@ class Trainer:
 
     def _sample_is_due(self):
         interval = self.settings.sample_interval
-        return interval is not None and self.step > 0 and self.step % interval == 0 and self.corpus.tokenizer is not None
+        if interval is None or self.corpus.tokenizer is None:
+            return False
+        return self.step > 0 and self.step % interval == 0
 
     def _show_sample(self, line):
         text = self.sample()
