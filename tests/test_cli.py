@@ -100,7 +100,7 @@ def test_what_a_file_holds_is_exit_code_1(capsys, tmp_path, monkeypatch):
     assert sorted(os.listdir(tmp_path)) == ["bad.txt", "empty.txt", "short.txt"]
 
 
-@pytest.mark.parametrize("sizes", ["--batch-size 999999999", "--n-embd 4000000 --n-head 1", "--block-size 99 --batch-size 99999999"])
+@pytest.mark.parametrize("sizes", ["--batch-size 999999999", "--n-embd 4000000 --n-head 1", "--n-layer 99999999"])
 def test_what_cannot_fit_in_memory_is_refused_before_it_is_made(run, sizes, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     line = refused(capsys, 1, "train", run.parent / "a.txt", "--steps", 1, *sizes.split())

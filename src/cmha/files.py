@@ -179,9 +179,12 @@ def append_text(path, text):
     with open(path, "ab", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
         data = memoryview(text.encode("utf-8"))
+        end = size + data.nbytes
         try:
             while data:
                 data = data[file.write(data) :]
+            if os.fstat(file.fileno()).st_size != end:
+                raise OSError(errno.EIO, f"the disk kept {os.fstat(file.fileno()).st_size} of {end} bytes")
             os.fsync(file.fileno())
         except BaseException as error:
             os.ftruncate(file.fileno(), size)

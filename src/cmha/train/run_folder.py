@@ -65,7 +65,7 @@ def continue_log(folder, last):
     for line in lines:
         try:
             row = json.loads(line)
-            if row["step"] <= last and line.endswith("\n"):
+            if (rows[-1]["step"] if rows else 0) < row["step"] <= last and line.endswith("\n"):
                 rows.append(row)
         except (ValueError, TypeError, KeyError, RecursionError):
             continue
