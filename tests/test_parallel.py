@@ -163,8 +163,10 @@ sys.exit(main())
 
 
 @pytest.mark.parametrize("where, wrong, told", [
-    ("_micro_batch", "1", 1), ("_train_step", "0", 1), ("evaluate", "1", 1), ("_write", "0", 1),
-    ("_train_step", "0,1", 1), ("_micro_batch", "kill 1", 0), ("evaluate", "kill 0", 0),
+    ("_micro_batch", "1", 1), ("_write", "0", 1), ("_micro_batch", "kill 1", 0),
+    *(pytest.param(*case, marks=pytest.mark.full) for case in [
+        ("_train_step", "0", 1), ("_train_step", "0,1", 1), ("evaluate", "1", 1), ("evaluate", "kill 0", 0),
+    ]),
 ])  # fmt: skip
 def test_t7_a_rank_that_fails_or_is_killed_ends_all(alone, tmp_path, where, wrong, told):
     """With one message, and what was saved before stays whole. 15 seconds are promised (two are needed); the tests of a
@@ -184,7 +186,7 @@ def test_t7_a_rank_that_fails_or_is_killed_ends_all(alone, tmp_path, where, wron
     assert not damaged and checkpoint.step in (2, 3)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.full), 1])
 def test_p5_a_signal_to_one_rank_stops_all_after_the_same_step(alone, tmp_path, rank):
     needs_mpi()
     code = "import os, sys; from cmha.train.parallel import launched_rank as r; from cmha.cli import main; " \
