@@ -28,8 +28,11 @@ class Block(Module):
 
     def forward(self, x, cache=None):
         """(B, T, D) -> (B, T, D)"""
-        x = x + self.attn_dropout(self.attn(self.ln_1(x), cache=cache, is_causal=True))
-        return x + self.mlp(self.ln_2(x))
+        if self.attn_dropout.drops():
+            x = x + self.attn_dropout(self.attn(self.ln_1(x), cache=cache, is_causal=True))
+        else:
+            x = self.attn(self.ln_1(x), cache=cache, is_causal=True, residual=x)
+        return self.mlp(self.ln_2(x), residual=x)
 
 
 class GPT(Module):
