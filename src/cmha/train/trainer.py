@@ -226,8 +226,8 @@ class Trainer:
 
     def _bad_weight(self):
         """The name of the first parameter that holds NaN or infinity, or None."""
-        squares = ((name, _core.sum_of_squares(p.data)) for name, p in self.named)
-        return next((name for name, value in squares if not math.isfinite(value)), None)
+        squares = _core.sums_of_squares([p.data for _, p in self.named])
+        return next((name for (name, _), x in zip(self.named, squares, strict=True) if not math.isfinite(x)), None)
 
     def evaluate(self, stop=None):
         """Mean loss over every non-overlapping window of the validation ids; None when a signal came on the way."""
