@@ -78,6 +78,8 @@ class MPIProcesses(OneProcess):
         ended = error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 1
         self._code = 130 if isinstance(error, KeyboardInterrupt) else ended
         time.sleep(PATIENCE * min(self.rank, 10))  # the same error elsewhere: a lower rank tells it, and ends us
+        if self.rank and sys.stderr is not None:
+            print(file=sys.stderr)  # below the line on which rank 0 shows its progress
 
     def _abort(self):
         if self._code is not None:
