@@ -4,7 +4,7 @@ import os
 import sys
 
 from cmha.cli import runs
-from cmha.cli.options import UsageError, filled, integer, not_negative, number, positive
+from cmha.cli.options import TOKENIZERS, UsageError, check_tokenizer, filled, integer, not_negative, number, positive
 from cmha.errors import message, quote, quote_path
 
 DESCRIPTION = """\
@@ -35,7 +35,6 @@ must be what it was. Ctrl-C ends the run after its step and saves it; a second C
 before its first save leaves no folder. A disk that is full ends it with what was saved before.
 """
 SWITCH_VALUES = ("", "true", "false", "yes", "no", "on", "off", "0", "1")
-TOKENIZERS = ("char", "byte", "bpe")
 MODEL = ("block_size", "n_layer", "n_head", "n_embd", "dropout", "output_projection")
 SETTINGS = (
     "steps", "batch_size", "micro_batch_size", "lr", "min_lr", "schedule", "warmup_steps", "decay_steps",
@@ -183,10 +182,7 @@ def _check(args):
     for path in args.text:
         if path.lower() in SWITCH_VALUES and not os.path.exists(path):
             raise UsageError(f"TEXT must be a file; got {path!r} (an on/off option takes no value)")
-    if args.tokenizer is not None and args.tokenizer not in TOKENIZERS and not os.path.isdir(args.tokenizer):
-        raise UsageError(f"--tokenizer must be {', '.join(TOKENIZERS)} or a folder; got {quote(args.tokenizer)}")
-    if args.vocab_size is not None and args.tokenizer != "bpe":
-        raise UsageError("--vocab-size goes with --tokenizer bpe alone")
+    check_tokenizer(args)
     fixed = [f"--{name.replace('_', '-')}" for name in _given(args, FIXED_BY_INIT)]
     if args.init is not None and fixed:
         raise UsageError(f"--init brings model and tokenizer; got {fixed[0].replace('--output', '--no-output')} too")
@@ -280,11 +276,9 @@ def _initial(args):
 def _tokenizer(args):
     """A tokenizer, or what open_data makes one of."""
     if args.tokenizer == "bpe":
-        from cmha.text import BPETokenizer
-        from cmha.text.corpora import Texts, default_text
+        from cmha.text.corpora import Texts, default_text, make_tokenizer
 
-        text = "".join(Texts(args.text)) if args.text else default_text()
-        return BPETokenizer.train(text, args.vocab_size or 4096)
+        return make_tokenizer("bpe", Texts(args.text) if args.text else [default_text()], args.vocab_size)
     if args.tokenizer is None or args.tokenizer in TOKENIZERS:
         return args.tokenizer
     from cmha.text import load_tokenizer
