@@ -20,6 +20,7 @@ from cmha.errors import CheckpointError, listed, message, quote, quote_path
 from cmha.files import check_seal, load_safetensors, save_safetensors
 from cmha.text.token_files import tokenizer_from_state, tokenizer_state
 from cmha.threads import show_config
+from cmha.train.run_folder import locked
 
 FORMAT = "cmha-checkpoint-2"
 KEEP = 2
@@ -95,7 +96,8 @@ class Checkpoint:
     def check(self, given):
         """Refuses {name: value} that differ from config, settings, tokenizer or data, and lists all that do."""
         own = {**self.config, **self.settings, "tokenizer": self.tokenizer, "data": self.data}
-        own["tokenizer_type"] = self.tokenizer_type()
+        if "tokenizer_type" in given:
+            own["tokenizer_type"] = self.tokenizer_type()
         odd = [f"{name} {_short(value)} (the checkpoint: {_short(own[name])})"
                for name, value in given.items() if value != own[name]]  # fmt: skip
         if odd:
@@ -126,17 +128,19 @@ def checkpoints(folder):
 def newest(folder):
     """(the newest checkpoint of a run's folder that is whole, errors of newer ones); (None, []) where there is none.
 
-    Checkpoints that are all damaged are an error: to begin again would write over what may still be of use.
+    Checkpoints that are all damaged are an error: to begin again would write over what may still be of use. So is a run
+    that is going on there: it removes checkpoints while we read.
     """
+    if not checkpoints(folder):
+        return None, []
     damaged = []
-    for _, path in reversed(checkpoints(folder)):
-        try:
-            return Checkpoint.read(path), damaged
-        except CheckpointError as error:
-            damaged.append(error)
-    if damaged:
-        raise damaged[0]
-    return None, []
+    with locked(folder):
+        for _, path in reversed(checkpoints(folder)):
+            try:
+                return Checkpoint.read(path), damaged
+            except CheckpointError as error:
+                damaged.append(error)
+    raise damaged[0]
 
 
 def prune(folder, keep, below=None):
