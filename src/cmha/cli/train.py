@@ -26,6 +26,8 @@ examples:
   cmha train new.txt --init runs/001 --lr 3e-4            another text for a model that has learnt one
   cmha train a.txt --preset baby --micro-batch-size 8 --checkpoint-activations    more model than memory
   cmha train a.txt --overfit-one-batch --steps 200        can it learn at all? the loss must go to 0
+  cmha train corpus.safetensors               ids of `cmha tokenize`, of nanoGPT or llm.c; larger than memory
+  mpiexec -n 4 cmha train a.txt --micro-batch-size 2      four processes, the same bits (pip install 'cmha[mpi]')
 
 The folder holds config.json and model.safetensors (GPT-2's layout), the tokenizer, log.jsonl (a line per evaluation:
 step, loss, val_loss, lr, grad_norm, tokens_per_second) and checkpoints: the two newest and the one with the lowest

@@ -7,7 +7,10 @@ import numpy as np
 
 from cmha.text.corpora import check_length
 
-VALIDATION_BATCH = 32  # windows at a time
+
+def validation_batch_size(block_size):
+    """Windows at a time: 32, or fewer where those would be more than 4096 tokens, whose logits take the memory."""
+    return max(1, min(32, 4096 // block_size))
 
 
 def training_batch(ids, batch_size, block_size, *, seed, step):

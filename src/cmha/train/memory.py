@@ -4,7 +4,7 @@ from pathlib import Path
 
 from cmha.errors import message
 from cmha.train.accumulate import OneProcess
-from cmha.train.batches import VALIDATION_BATCH
+from cmha.train.batches import validation_batch_size
 
 ALONE = OneProcess()
 
@@ -31,7 +31,7 @@ def bytes_needed(config, batch_size, micro_batches=1, checkpoint_activations=Fal
     parameters = (V + T) * D + L * 12 * D * D
     layers = L * D + 20 * D + 2 * H if checkpoint_activations else L * (16 * D + 2 * H)
     step = batch_size * T * (layers + 8 * D + 2 * V + 6)
-    evaluation = VALIDATION_BATCH * T * (10 * D + V)  # without a graph: one layer at a time
+    evaluation = validation_batch_size(T) * T * (10 * D + V)  # without a graph: one layer at a time
     more_gradients = ((micro_batches - 1).bit_length() + (1.5 if processes > 1 else 0)) * parameters
     return int(4 * (4 * parameters + max(step + more_gradients, evaluation, 2 * parameters)))
 

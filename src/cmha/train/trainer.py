@@ -20,7 +20,7 @@ from cmha.text.corpora import check_length
 from cmha.train import run_folder
 from cmha.train.accumulate import Gradients, OneProcess, share, tree_sum
 from cmha.train.adamw import AdamW, clip_factor, grad_norm, parameter_groups
-from cmha.train.batches import VALIDATION_BATCH, training_batch, validation_batches
+from cmha.train.batches import training_batch, validation_batch_size, validation_batches
 from cmha.train.checkpoint import (
     KEEP,
     Checkpoint,
@@ -232,7 +232,8 @@ class Trainer:
     def evaluate(self, stop=None):
         """Mean loss over every non-overlapping window of the validation ids; None when a signal came on the way."""
         found, share_of = [], {"rank": self.processes.rank, "size": self.processes.size}
-        sizes = (VALIDATION_BATCH, self.model.cfg.block_size)
+        block_size = self.model.cfg.block_size
+        sizes = (validation_batch_size(block_size), block_size)
         self.model.eval()
         try:
             with no_grad():
