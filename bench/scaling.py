@@ -6,9 +6,9 @@ Measured, in alternating rounds, medians: tokens/s of `cmha train` with one proc
 two threads, and with two processes of one thread each under mpiexec; and the time of one exchange of gradients between
 two processes of this machine.
 
-Modelled: p machines like this one, the same batch for all of them together, every machine computing 1/p of it. A step
+Modelled: p machines of two threads, the same batch for all of them together, every machine computing 1/p of it. A step
 takes   compute / p + update + 2 (1 - 1/p) G / link + 2 log2(p) latency   where G are the bytes of the gradient.
-`update`, what every machine does in full, is the time of a step that one micro-batch less does not save.
+`update`, what every machine does in full, is what two steps of half the batch take longer than one.
 """
 
 import argparse
@@ -91,10 +91,10 @@ def measure(preset, text, vocab_size, folder, rounds):
         for name, (processes, threads) in WAYS.items():
             run = (preset, processes, threads, batch, batch // 2, steps)
             found[name].append(tokens_per_second(text, folder, *run))
-        halves.append(tokens_per_second(text, folder, preset, 1, 1, batch // 2, batch // 2, steps))
+        halves.append(tokens_per_second(text, folder, preset, 1, 2, batch // 2, batch // 2, steps))
     T = {"tiny": 32, "char": 64, "baby": 256}[preset]
     rates = {name: statistics.median(values) for name, values in found.items()}
-    whole = batch * T / rates["1 process, 1 thread"]
+    whole = batch * T / rates["1 process, 2 threads"]
     half = batch // 2 * T / statistics.median(halves)
     parameters = parameters_of(preset, vocab_size)
     return {"rates": rates, "step": whole, "update": max(0.0, 2 * half - whole), "tokens": batch * T,
