@@ -19,6 +19,7 @@ COMMANDS = {
     "tokenize": "text into a file of token ids, larger than memory if need be",
     "plot": "the loss curves of runs, as text or as a picture",
     "generate": "let a trained model write on",
+    "convert": "turn llm.c's model file into a folder for cmha and transformers",
     "trace": "attention's eight steps, with shapes, strides and copies",
     "info": "how the core was built, and what it uses here",
 }

@@ -93,9 +93,9 @@ KERNEL(log_softmax_backward, (float *dx, const float *dy, const float *y, ptrdif
 KERNEL(cross_entropy, (float *loss, int64_t *count, float *dlogits, const float *logits, const int64_t *targets, ptrdiff_t M, ptrdiff_t V, int64_t ignore_index, double *rows, int threads))
 
 /* layer_norm.c: x (M, N), gamma beta (N), beta may be NULL; stats (M, 3): mean as two floats (high, low),
-   1 / sigma. dx, dgamma, dbeta may each be NULL. */
+   1 / sigma. lanes: scratch, 32 N floats for every 512 rows, begun or full. */
 KERNEL(layer_norm_forward, (float *y, float *stats, const float *x, const float *gamma, const float *beta, ptrdiff_t M, ptrdiff_t N, float eps, int threads))
-KERNEL(layer_norm_backward, (float *dx, float *dgamma, float *dbeta, const float *dy, const float *x, const float *stats, const float *gamma, ptrdiff_t M, ptrdiff_t N, int threads))
+KERNEL(layer_norm_backward, (float *dx, float *dgamma, float *dbeta, const float *dy, const float *x, const float *stats, const float *gamma, ptrdiff_t M, ptrdiff_t N, float *lanes, int threads))
 
 /* embedding.c: ids (n) into weight (V, D) */
 KERNEL(embedding_forward, (float *y, const float *weight, const int64_t *ids, ptrdiff_t n, ptrdiff_t D, int threads))

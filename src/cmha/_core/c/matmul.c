@@ -166,7 +166,7 @@ static void plan(job *w, int threads) {
 
 static void run_share(const job *w) {
     const ptrdiff_t size_b = scratch_b(w->N, w->K), size_a = scratch_a(w->M, w->K);
-    float *packed_b = w->scratch + thread_number() * (size_b + size_a);
+    float *packed_b = w->scratch + scratch_number() * (size_b + size_a);
     ptrdiff_t begin, end;
     thread_share(w->batch * w->n_blocks * w->m_tiles, 1, &begin, &end);
     for (ptrdiff_t t = begin, run; t < end; t += run) { /* BLIS loop 5 and the batch: a run of row tiles in one block */
