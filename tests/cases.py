@@ -44,6 +44,15 @@ def of_matmul(y, a, b, bias=0.0):
     return np.sqrt(a.shape[-1]) * np.matmul(abs(a), abs(b)) + abs(bias)
 
 
+def of_linear_gelu(y, x, w, b):
+    """The GELU of what comes out of a product, whose error a slope of at most 1.13 carries on."""
+    return of_matmul(y, x, w, b) + abs(reference.linear(x, w, b))
+
+
+def of_linear_residual(y, residual, x, w, b):
+    return of_matmul(y, x, w, b) + abs(residual)
+
+
 def of_sum(y, x, axis=None, keepdims=False, divide=False):
     """N11: sqrt(N) times the sum (or the mean) of |x|."""
     n = x.size / max(y.size, 1)
@@ -325,6 +334,12 @@ CASES = [
          covers=("__matmul__", "__rmatmul__")),
     Case("linear", lambda x, w, b: apply(op("linear"), x, w, b), reference.linear, LINEAR, gauge=of_matmul, c=1.0,
          large=((131, 101), (101, 149), (149,))),
+    Case("linear_gelu", lambda x, w, b: apply(op("linear", "linear_gelu"), x, w, b),
+         lambda x, w, b: reference.gelu(reference.linear(x, w, b)), LINEAR, gauge=of_linear_gelu, c=2.0,
+         large=((131, 101), (101, 149), (149,))),
+    Case("linear_residual", lambda r, x, w, b: apply(op("linear", "linear_residual"), r, x, w, b),
+         lambda r, x, w, b: r + reference.linear(x, w, b), [((*x[:-1], w[1]), x, w, b) for x, w, b in LINEAR],
+         gauge=of_linear_residual, c=1.0, large=((131, 149), (131, 101), (101, 149), (149,))),
     Case("layer_norm", lambda x, g, b: apply(op("layer_norm"), x, g, b), reference.layer_norm, NORM,
          gauge=of_layer_norm, c=4.0, large=((67, 1031), (1031,), (1031,))),
     Case("embedding", lambda w, i: apply(op("embedding"), w, i), reference.embedding,

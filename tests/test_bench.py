@@ -134,3 +134,14 @@ def test_plot_without_matplotlib_names_the_extra(tmp_path):
     path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
     done = run("--smoke", "--plot", str(tmp_path / "out.png"), env={**os.environ, "PYTHONPATH": path})
     assert done.returncode and "cmha[plot]" in done.stderr.splitlines()[-1]
+
+
+def test_growth_runs_and_counts(tmp_path):
+    """Two points of each axis: attention's memory is linear in T, its time and everything else grows."""
+    file = tmp_path / "growth.json"
+    done = subprocess.run(
+        [sys.executable, ROOT / "bench" / "growth.py", "--smoke", "--json", file], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(file.read_text())["axes"]["attention T"]
+    assert found["values"] == [128, 256] and found["bytes"][1] <= 2.1 * found["bytes"][0]

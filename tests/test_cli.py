@@ -59,6 +59,8 @@ def refused(capsys, code, *arguments):
         "generate", "generate x --temperature -1", "generate x --top-k 0", "generate x --top-p 0", "generate x y",
         "generate x --prompt a --prompt b", "generate x --max-new-tokens -1", "generate x --seed 1.5",
         "trace --n-head 7", "trace --json=True", "trace --json False --n-embd 8", "trace x --n-head 2",
+        "tokenize", "tokenize x", "tokenize x --out y", "tokenize x --out y.safetensors --tokenizer z",
+        "tokenize x --out y.safetensors --vocab-size 300", "plot", "plot x --out y.pdf", "plot x --out",
         "info x", "nonsense", "--nonsense",
     ],
 )  # fmt: skip

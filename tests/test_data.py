@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 
 from cmha.cli import main
 from cmha.errors import CheckpointError
-from cmha.text import ByteTokenizer, CharTokenizer, corpora
+from cmha.text import BPETokenizer, ByteTokenizer, CharTokenizer, corpora
 from cmha.text.corpora import Texts, make_tokenizer, open_data, text_ids
 from cmha.text.token_files import TokenFile, Tokens, token_dtype, write_tokens
 from cmha.train.batches import training_batch, validation_batches
@@ -112,6 +112,22 @@ def test_training_on_the_token_file_is_training_on_the_text(text, tmp_path, toke
     assert main(["tokenize", str(text), str(text), "--out", out + "2.safetensors", "--tokenizer", tokenizer]) == 0
     with open(out, "rb") as one, open(out + "2.safetensors", "rb") as two:
         assert one.read() == two.read()
+
+
+def test_bpe_ids_of_pieces_are_those_of_the_whole(text, tmp_path, capsys, small_pieces):
+    """Learnt from the texts, kept in the file, and wrong ids for nobody: a piece ends where a word does."""
+    pytest.importorskip("tokenizers", reason="the extra `bpe`")
+    out = str(tmp_path / "ids.safetensors")
+    assert main(["tokenize", str(text), "--out", out, "--tokenizer", "bpe", "--vocab-size", "270"]) == 0
+    assert " of 270 kinds" in capsys.readouterr().out
+    corpus = open_data([out], None, 12)
+    assert isinstance(corpus.tokenizer, BPETokenizer)
+    assert load_file(out)["tokens"].tolist() == corpus.tokenizer.encode(TEXT) != list(TEXT.encode())
+    corpus.tokenizer.save(tmp_path)  # beside a .bin, as nanoGPT's users have it
+    load_file(out)["tokens"].tofile(tmp_path / "train.bin")
+    again = open_data([tmp_path / "train.bin"], None, 12)
+    assert TEXT.startswith(again.tokenizer.decode(again.training[np.arange(9)]))
+    assert open_data([text], BPETokenizer.train(TEXT, 270), 12).sha256 == corpus.sha256 == again.sha256
 
 
 def test_a_wide_vocabulary_takes_four_bytes(tmp_path):

@@ -50,6 +50,24 @@ def test_two_runs_of_20_steps():
     assert digests.train(20) == digests.train(20)
 
 
+# --- fusion ---------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("rows, n_in, n_out", [(1, 401, 37), (3, 5, 1), (7, 0, 5), (131, 65, 33)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_what_follows_a_product_changes_no_bit(rows, n_in, n_out, bias):
+    shapes = [(rows, n_in), (n_in, n_out), (n_out,)][: 3 if bias else 2]
+    inputs = [normal(*shape, seed=i) for i, shape in enumerate(shapes)]
+    residual, dy = normal(rows, n_out, seed=8), normal(rows, n_out, seed=9)
+    linear, with_gelu, with_residual = (op("linear", n) for n in ("linear", "linear_gelu", "linear_residual"))
+    pairs = [(lambda *x: make(with_gelu, *x), lambda *x: make(linear, *x).gelu(), inputs),
+             (lambda *x: make(with_residual, *x), lambda r, *x: r + make(linear, *x), [residual, *inputs])]  # fmt: skip
+    for fused, single, arguments in pairs:
+        same_bits(fused(*map(leaf, arguments)), single(*map(leaf, arguments)))
+        both = (gradients(call, [leaf(a) for a in arguments], dy) for call in (fused, single))
+        for one, two in zip(*both, strict=True):
+            same_bits(one, two)
+
+
 # --- batches (D3) ---------------------------------------------------------------------------------------------------
 
 def with_constants(name, *shapes):

@@ -15,7 +15,7 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 # From the bottom to the top; a module imports from its own layer or a lower one.
 LAYERS = [
     {"entry", "errors"},
-    {"_core", "files"},
+    {"_core", "files", "tensor_file"},
     {"ops"},
     {"autograd", "foreign", "tensor", "random", "functional", "threads"},
     {"nn"},

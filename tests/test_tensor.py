@@ -305,3 +305,19 @@ def test_broadcasting(shapes):
         lead = full.ndim - value.ndim
         axes = (*range(lead), *(lead + i for i, n in enumerate(value.shape) if n == 1 and full.shape[lead + i] != 1))
         check(t.grad, full.sum(axis=axes).reshape(value.shape), full.sum() + 1, 1)
+
+
+def test_memory_is_counted():
+    cmha.reset_peak_memory_stats()
+    before = cmha.memory_stats()
+    x = cmha.zeros(3, 1031)
+    during = cmha.memory_stats()
+    if during["allocated"] == before["allocated"] == 0:
+        pytest.skip("a build for the sanitizers has no pool")
+    size = during["allocated"] - before["allocated"]
+    assert 4 * 3 * 1031 <= size <= 5 * 3 * 1031  # blocks come in four sizes per power of two
+    assert before["peak"] == before["allocated"] and during["peak"] >= during["allocated"]
+    del x
+    after = cmha.memory_stats()
+    assert after["allocated"] == before["allocated"] and after["peak"] >= during["peak"]
+    assert after["reserved"] >= after["peak"] - after["allocated"]

@@ -30,17 +30,24 @@ from cmha.gpt import GPT, GPTConfig  # noqa: E402
 from cmha.nn import KVCache, MultiHeadAttention  # noqa: E402
 from cmha.random import manual_seed  # noqa: E402
 from cmha.tensor import Tensor  # noqa: E402
-from cmha.text import ByteTokenizer, CharTokenizer  # noqa: E402
-from cmha.threads import get_num_threads, set_num_threads, show_config  # noqa: E402
+from cmha.text import BPETokenizer, ByteTokenizer, CharTokenizer  # noqa: E402
+from cmha.threads import (  # noqa: E402
+    get_num_threads,
+    memory_stats,
+    reset_peak_memory_stats,
+    set_num_threads,
+    show_config,
+)
 from cmha.train import AdamW, clip_grad_norm_, cosine_schedule  # noqa: E402
 
 entry.after_imports()
 
 __all__ = [
-    "GPT", "AdamW", "ByteTokenizer", "CharTokenizer", "CheckpointError", "GPTConfig", "KVCache",
+    "GPT", "AdamW", "BPETokenizer", "ByteTokenizer", "CharTokenizer", "CheckpointError", "GPTConfig", "KVCache",
     "MultiHeadAttention", "Tensor", "arange", "cat", "clip_grad_norm_", "cosine_schedule", "cross_entropy",
-    "from_numpy", "full", "get_num_threads", "is_grad_enabled", "manual_seed", "no_grad", "ones", "rand", "randn",
-    "scaled_dot_product_attention", "set_num_threads", "show_config", "split", "stack", "tensor", "where", "zeros",
+    "from_numpy", "full", "get_num_threads", "is_grad_enabled", "manual_seed", "memory_stats", "no_grad", "ones",
+    "rand", "randn", "reset_peak_memory_stats", "scaled_dot_product_attention", "set_num_threads", "show_config",
+    "split", "stack", "tensor", "where", "zeros",
 ]  # fmt: skip
 
 

@@ -8,15 +8,17 @@
 import errno
 import hashlib
 import json
+import math
 import os
 import re
+import stat
 import threading
 
 import numpy as np
 
 from cmha.errors import CheckpointError, listed, message, quote, quote_path
 
-HEADER_LIMIT = 100_000_000  # the safetensors format's own limit
+HEADER_LIMIT = 10_000_000  # bytes; a tenth of the format's own limit, as Python's json takes many times a text's size
 MAX_TENSORS = 65_536
 _writing = threading.Lock()  # one writer at a time in a process, so a temp file of our own number is always a leftover
 
@@ -130,9 +132,16 @@ def _refuse(path, rule, got):
     raise CheckpointError(message("load", rule, f"{got} in {quote_path(path)}")) from None
 
 
+def open_file(path):
+    """For reading. A pipe or a device would be waited for, or never end."""
+    if not stat.S_ISREG(os.stat(path).st_mode) and not os.path.isdir(path):  # which open() itself refuses
+        _refuse(path, "must be a regular file", "another kind of file")
+    return open(path, "rb")
+
+
 def read_json(path, limit=HEADER_LIMIT):
     """The JSON object in a file; duplicate keys, NaN and anything that is not an object are refused."""
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         data = file.read(limit + 1)
     if len(data) > limit:
         _refuse(path, f"file must hold at most {limit} bytes", "more")
@@ -148,11 +157,17 @@ def _parse_object(data, path):
             _refuse(path, "JSON keys must differ", f"{quote(twice)} twice")
         return found
 
+    def finite(text):
+        if not math.isfinite(float(text)):
+            _refuse(path, "JSON numbers must be finite", quote(text))
+        return float(text)
+
     try:
         value = json.loads(
             data.decode("utf-8"),
             object_pairs_hook=unique,
             parse_constant=lambda text: _refuse(path, "JSON numbers must be finite", text),
+            parse_float=finite,
         )
     except CheckpointError:
         raise
@@ -249,14 +264,20 @@ def check_seal(path):
 
 def read_header(path):
     """The header of a safetensors file, checked against the size of the file before a byte of it is parsed."""
-    with open(path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        if size < 8:
-            _refuse(path, "file must start with 8 bytes of header length", f"{size} bytes")
-        length = int.from_bytes(file.read(8), "little")
-        if length > min(HEADER_LIMIT, size - 8):
-            _refuse(path, f"header must fit in the file of {size} bytes", f"a header length of {length}")
-        data = file.read(length)
+    with open_file(path) as file:
+        return header_of(file, path)[0]
+
+
+def header_of(file, path):
+    """(header, byte at which the data starts)"""
+    size = os.fstat(file.fileno()).st_size
+    if size < 8:
+        _refuse(path, "file must start with 8 bytes of header length", f"{size} bytes")
+    length = int.from_bytes(file.read(8), "little")
+    if length > min(HEADER_LIMIT, size - 8):
+        rule = f"header must fit in the file of {size} bytes and in {HEADER_LIMIT} bytes"
+        _refuse(path, rule, f"a header length of {length}")
+    data = file.read(length)
     if len(data) < length:
         _refuse(path, "file must not shrink while it is read", f"{len(data)} of {length} bytes")
     header = _parse_object(data, path)
@@ -265,7 +286,7 @@ def read_header(path):
     odd = [quote(name) for name, entry in header.items() if not _is_entry(name, entry)]
     if odd:
         _refuse(path, "header entries must hold dtype, shape and data_offsets", listed(odd))
-    return header
+    return header, 8 + length
 
 
 def _is_entry(name, entry):
@@ -290,12 +311,18 @@ def read_metadata(path):
 
 def load_safetensors(path):
     """{name: array} of a safetensors file. Whatever is wrong with the file is a CheckpointError that names it."""
-    from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
     read_header(path)
+    return as_checkpoint_error(load_file, path)
+
+
+def as_checkpoint_error(call, path):
+    """call(path) of the safetensors package; its refusals become ours."""
+    from safetensors import SafetensorError
+
     try:
-        return load_file(path)
+        return call(path)
     except OSError:
         raise
     except (SafetensorError, ValueError, TypeError, KeyError, AttributeError) as error:

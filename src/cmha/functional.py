@@ -57,12 +57,16 @@ def arange(*bounds):
 
 def randn(*shape, requires_grad=False):
     """Standard normal numbers of this process's generator (manual_seed)."""
+    if random.draws_nothing():
+        return zeros(*shape, requires_grad=requires_grad)
     shape = _core.empty(read_sizes(shape), op="randn").shape  # checks the sizes
     return Tensor(to_tensor(random.generator().standard_normal(shape, dtype=np.float32)).data, requires_grad)
 
 
 def rand(*shape, requires_grad=False):
     """Uniform numbers in [0, 1)."""
+    if random.draws_nothing():
+        return zeros(*shape, requires_grad=requires_grad)
     shape = _core.empty(read_sizes(shape), op="rand").shape
     return Tensor(to_tensor(random.generator().random(shape, dtype=np.float32)).data, requires_grad)
 

@@ -4,7 +4,9 @@ Two users: `generator` feeds initialisation and rand/randn in order of the calls
 sites of a step, and the kernel draws element by element from (seed, stream, element number in the global batch).
 """
 
+import contextlib
 import functools
+import threading
 
 import numpy as np
 
@@ -22,6 +24,7 @@ class _State:
 
 
 _state = _State(0)
+_here = threading.local()
 
 
 def manual_seed(seed):
@@ -37,6 +40,20 @@ def manual_seed(seed):
 def generator():
     """The NumPy generator behind rand, randn and initialisation."""
     return _state.generator
+
+
+@contextlib.contextmanager
+def no_init():
+    """Inside (in this thread) rand and randn give zeros and draw nothing: for a model that is filled from a file."""
+    before, _here.no_init = draws_nothing(), True
+    try:
+        yield
+    finally:
+        _here.no_init = before
+
+
+def draws_nothing():
+    return getattr(_here, "no_init", False)
 
 
 def begin_step(step, first_row=0, seed=None):

@@ -40,6 +40,8 @@ def start():
 
 set_num_threads = _core.set_num_threads
 get_num_threads = _core.get_num_threads
+memory_stats = _core.memory_stats
+reset_peak_memory_stats = _core.reset_peak_memory_stats
 
 
 def installed_version(package):

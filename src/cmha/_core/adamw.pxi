@@ -1,8 +1,14 @@
 # One optimiser step over many parameters, in place.
 
 cdef extern from "dispatch.h" nogil:
-    void cmha_adamw(float *p, float *m, float *v, const float *g, Py_ssize_t n, double lr, double beta1, double beta2,
-                    double eps, double weight_decay, double correction1, double correction2, double grad_scale,
+    ctypedef struct cmha_adamw_part:
+        float *p
+        float *m
+        float *v
+        const float *g
+        Py_ssize_t n
+    void cmha_adamw(const cmha_adamw_part *parts, Py_ssize_t count, double lr, double beta1, double beta2, double eps,
+                    double weight_decay, double correction1, double correction2, double grad_scale,
                     int threads) noexcept
 
 
@@ -22,30 +28,37 @@ cdef Array need_state(str name, object x, Array parameter, int place):
     return state
 
 
-def adamw(params, m, v, grads, double lr, double beta1, double beta2, double eps, double weight_decay, step,
-          double grad_scale=1.0):
+def adamw(list params, list m, list v, list grads, double lr, double beta1, double beta2, double eps,
+          double weight_decay, step, double grad_scale=1.0):
     """Step number `step` (from 1) of every parameter with its m, v and gradient; nothing changes if one is refused."""
-    cdef Array parameter, first, second, gradient
+    cdef Py_ssize_t count = len(params), elements = 0, i
     cdef double correction1, correction2
-    cdef int threads, i
-    if not len(params) == len(m) == len(v) == len(grads):
+    cdef cmha_adamw_part *parts
+    cdef Array parameter, table
+    cdef int threads
+    if not count == len(m) == len(v) == len(grads):
         raise ValueError(f"[adamw] lists must be of equal length; "
-                         f"got params {len(params)}, m {len(m)}, v {len(v)}, grads {len(grads)}")
+                         f"got params {count}, m {len(m)}, v {len(v)}, grads {len(grads)}")
     if step < 1:
         raise ValueError(f"[adamw] steps count from 1; got {step}")
-    for i in range(len(params)):
+    table = new_vector(INT64, (count * sizeof(cmha_adamw_part) + 7) // 8)
+    parts = <cmha_adamw_part *>table.data
+    gradients = []                                              # all memory is there before the first write
+    for i in range(count):
         if not isinstance(params[i], Array):
             raise TypeError(f"[adamw] params[{i}] must be an array; got {type(params[i]).__name__}")
-        for name, arrays in (("params", params), ("m", m), ("v", v), ("grads", grads)):
-            need_state(name, arrays[i], params[i], i)
-    gradients = [packed(gradient) for gradient in grads]        # all memory is there before the first write
+        parameter = params[i]
+        gradients.append(packed(need_state("grads", grads[i], parameter, i)))
+        parts[i].p = floats(need_state("params", parameter, parameter, i))
+        parts[i].m = floats(need_state("m", m[i], parameter, i))
+        parts[i].v = floats(need_state("v", v[i], parameter, i))
+        parts[i].g = floats(gradients[i])
+        parts[i].n = parameter.length
+        elements += parameter.length
     correction1, correction2 = 1.0 - beta1 ** <double>step, 1.0 - beta2 ** <double>step
-    for i in range(len(params)):
-        parameter, first, second, gradient = params[i], m[i], v[i], gradients[i]
-        threads = gate(parameter.length)
-        with nogil:
-            cmha_adamw(floats(parameter), floats(first), floats(second), floats(gradient), parameter.length, lr, beta1,
-                       beta2, eps, weight_decay, correction1, correction2, grad_scale, threads)
-        parameter.bump()
-        first.bump()
-        second.bump()
+    threads = gate(elements)
+    with nogil:
+        cmha_adamw(parts, count, lr, beta1, beta2, eps, weight_decay, correction1, correction2, grad_scale, threads)
+    for written in (params, m, v):
+        for parameter in written:
+            parameter.bump()

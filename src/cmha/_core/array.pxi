@@ -327,6 +327,15 @@ def change_count():
     return changes
 
 
-def pool_statistics_dict():
-    """Bytes of the pool: handed out now, taken from the system, and the most ever handed out."""
-    return {"in_use": pool_stats.in_use, "reserved": pool_stats.reserved, "peak": pool_stats.peak}
+def memory_stats():
+    """Bytes of the core's pool: `allocated` by arrays now, the `peak` of that so far, `reserved` from the system.
+
+    Blocks are reserved for good, so that a training step asks the system for none; `reset_peak_memory_stats()` starts
+    the peak anew.
+    """
+    return {"allocated": pool_stats.in_use, "peak": pool_stats.peak, "reserved": pool_stats.reserved}
+
+
+def reset_peak_memory_stats():
+    """The peak of memory_stats() becomes what is allocated now."""
+    pool_stats.peak = pool_stats.in_use

@@ -4,7 +4,7 @@ cdef extern from "dispatch.h" nogil:
     void cmha_layer_norm_forward(float *y, float *stats, const float *x, const float *gamma, const float *beta,
                                  Py_ssize_t M, Py_ssize_t N, float eps, int threads) noexcept
     void cmha_layer_norm_backward(float *dx, float *dgamma, float *dbeta, const float *dy, const float *x,
-                                  const float *stats, const float *gamma, Py_ssize_t M, Py_ssize_t N,
+                                  const float *stats, const float *gamma, Py_ssize_t M, Py_ssize_t N, float *lanes,
                                   int threads) noexcept
 
 
@@ -47,8 +47,9 @@ def layer_norm_backward(Array dy, Array x, Array stats, Array gamma):
     if stats.dims[0] != M or stats.dims[1] != 3:
         raise ValueError(f"[layer_norm] stats must be those of x; got stats {dims_tuple(stats)}, expected {(M, 3)}")
     cdef Array dx = like(x), dgamma = new_vector(FLOAT, N), dbeta = new_vector(FLOAT, N)
+    cdef Array lanes = new_vector(FLOAT, (M + 511) // 512 * 32 * N)
     cdef int threads = gate(x.length)
     with nogil:
         cmha_layer_norm_backward(floats(dx), floats(dgamma), floats(dbeta), floats(dy), floats(x), floats(stats),
-                                 floats(gamma), M, N, threads)
+                                 floats(gamma), M, N, floats(lanes), threads)
     return dx, dgamma, dbeta

@@ -5,10 +5,14 @@ cdef extern from "dispatch.h" nogil:
         float *data
         const Py_ssize_t *offsets
         Py_ssize_t row, col
-    void cmha_matmul(const cmha_matrix *c, const cmha_matrix *a, const cmha_matrix *b, const float *bias,
+    ctypedef struct cmha_epilogue:
+        const float *bias
+        const float *residual
+        float *activated
+    void cmha_matmul(const cmha_matrix *c, const cmha_matrix *a, const cmha_matrix *b, const cmha_epilogue *after,
                      Py_ssize_t batch, Py_ssize_t M, Py_ssize_t N, Py_ssize_t K, int accumulate, float *scratch,
                      int threads) noexcept
-    void cmha_matmul_naive(const cmha_matrix *c, const cmha_matrix *a, const cmha_matrix *b, const float *bias,
+    void cmha_matmul_naive(const cmha_matrix *c, const cmha_matrix *a, const cmha_matrix *b, const cmha_epilogue *after,
                            Py_ssize_t batch, Py_ssize_t M, Py_ssize_t N, Py_ssize_t K, int accumulate) noexcept
     void cmha_matmul_scratch(Py_ssize_t *floats, Py_ssize_t M, Py_ssize_t N, Py_ssize_t K, int threads) noexcept
 
@@ -86,7 +90,8 @@ cdef void fill_offsets(Py_ssize_t *offsets, Array x, Array y):
 
 
 cdef int run_product(Array y, Array x, Array w, Py_ssize_t batch, Py_ssize_t M, Py_ssize_t N, Py_ssize_t K,
-                     const float *bias, bint naive) except -1:
+                     const cmha_epilogue *after, bint naive) except -1:
+    """y = x @ w, then what `after` says; y is contiguous."""
     cdef Py_ssize_t zero = 0, needed, i
     cdef Array places, scratch
     cdef Py_ssize_t *offsets = &zero
@@ -108,9 +113,9 @@ cdef int run_product(Array y, Array x, Array w, Py_ssize_t batch, Py_ssize_t M, 
     scratch = new_vector(FLOAT, needed)
     with nogil:
         if naive:
-            cmha_matmul_naive(&c, &a, &b, bias, batch, M, N, K, 0)
+            cmha_matmul_naive(&c, &a, &b, after, batch, M, N, K, 0)
         else:
-            cmha_matmul(&c, &a, &b, bias, batch, M, N, K, 0, floats(scratch), threads)
+            cmha_matmul(&c, &a, &b, after, batch, M, N, K, 0, floats(scratch), threads)
     return 0
 
 
@@ -138,22 +143,35 @@ cdef Py_ssize_t linear_rows(Array x, Array weight) except -1:
     return rows
 
 
-def linear_forward(Array x not None, Array weight not None, Array bias=None):
-    """x (..., n_in) @ weight (n_in, n_out) + bias (n_out) as one product over all rows."""
+def linear_forward(Array x not None, Array weight not None, Array bias=None, Array residual=None, bint gelu=False):
+    """x (..., n_in) @ weight (n_in, n_out) [+ bias (n_out)] [+ residual (..., n_out)] as one product over all rows.
+
+    With gelu the pair (GELU of that, that): backward needs what went into it.
+    """
     cdef Py_ssize_t rows = linear_rows(x, weight), n_in = weight.dims[0], n_out = weight.dims[1]
     cdef Py_ssize_t[MAX_NDIM] dims
-    cdef Array column
+    cdef cmha_epilogue after
+    cdef Array activated
+    memset(&after, 0, sizeof(after))
+    memcpy(dims, x.dims, sizeof(dims))
+    dims[x.nd - 1] = n_out
+    cdef Array y = new_array(FLOAT, x.nd, dims)
     if bias is not None:
         need("linear", "bias", bias, FLOAT, 1)
         if bias.dims[0] != n_out:
             raise ValueError(f"[linear] bias must be (n_out,); got {dims_tuple(bias)}, expected ({n_out},)")
-        column = packed(bias)
-    memcpy(dims, x.dims, sizeof(dims))
-    dims[x.nd - 1] = n_out
-    cdef Array y = new_array(FLOAT, x.nd, dims)
-    run_product(y, as_matrix(x, rows, n_in), weight, 1, rows, n_out, n_in,
-                floats(column) if bias is not None else NULL, False)
-    return y
+        bias = packed(bias)
+        after.bias = floats(bias)
+    if residual is not None:
+        need("linear", "residual", residual, FLOAT)
+        need_same_shape("linear", "residual", residual, "x W", y)
+        residual = packed(residual)
+        after.residual = floats(residual)
+    if gelu:
+        activated = like(y)
+        after.activated = floats(activated)
+    run_product(y, as_matrix(x, rows, n_in), weight, 1, rows, n_out, n_in, &after, False)
+    return (activated, y) if gelu else y
 
 
 def linear_backward(Array dy not None, Array x not None, Array weight not None, bint with_bias):

@@ -166,13 +166,18 @@ def extreme_backward(Array dy not None, Array index not None, axis, shape):
     return dx
 
 
-def sum_of_squares(Array x):
-    """A Python float: the sum in double, for norms over many arrays."""
+def sums_of_squares(list arrays):
+    """[a Python float per array]: each array's sum in double, for the norm of all of them."""
+    cdef Array x, totals
     cdef double y
-    need("sum_of_squares", "x", x, FLOAT)
-    x = packed(x)
-    cdef Array totals = new_vector(INT64, (x.length + 511) // 512)      # memory for doubles
-    cdef int threads = gate(x.length)
-    with nogil:
-        cmha_sum_of_squares(&y, floats(x), x.length, <double *>totals.data, threads)
-    return y
+    cdef int threads
+    sums = []
+    for array in arrays:
+        need("sums_of_squares", "x", array, FLOAT)
+        x = packed(array)
+        totals = new_vector(INT64, (x.length + 511) // 512)             # memory for doubles
+        threads = gate(x.length)
+        with nogil:
+            cmha_sum_of_squares(&y, floats(x), x.length, <double *>totals.data, threads)
+        sums.append(y)
+    return sums

@@ -1,17 +1,28 @@
 # How many threads a kernel may ask for, and which instruction set it runs on.
 
+cdef extern from "parallel.h" nogil:
+    void cmha_team_limit(int threads) noexcept
+
 cdef int thread_limit = 1
 cdef str variant_name = ""
 
 
+cdef inline int parts_of(double work, double least, double piece) noexcept:
+    """Parts to cut `work` into: 1 below `least`, where starting threads costs more than it saves; else one for every
+    thread, and up to four when each is a `piece` of work still."""
+    if thread_limit == 1 or work < least:
+        return 1
+    return thread_limit * <int>min(4.0, max(1.0, work / (piece * thread_limit)))
+
+
 cdef inline int gate(double elements) noexcept:
-    """Threads for `elements` simple element operations: below 32,000 starting them costs more than they save."""
-    return thread_limit if elements >= 32000 else 1
+    """Parts for simple operations on so many elements."""
+    return parts_of(elements, 32000, 64000)
 
 
 cdef inline int gate_flops(double flops) noexcept:
-    """The same for products: from about a million operations on."""
-    return thread_limit if flops >= 1e6 else 1
+    """Parts for products and attention."""
+    return parts_of(flops, 1e6, 8e6)
 
 
 def set_num_threads(n):
@@ -22,6 +33,7 @@ def set_num_threads(n):
     if not 1 <= n.__index__() <= 1024:
         raise ValueError(f"[set_num_threads] n must be 1 .. 1024; got {str(n)[:80]}")
     thread_limit = n
+    cmha_team_limit(n)
 
 
 def get_num_threads():

@@ -7,6 +7,8 @@ import re
 
 from cmha.errors import quote, quote_path
 
+TOKENIZERS = ("char", "byte", "bpe")
+
 
 class UsageError(Exception):
     """The command line itself is wrong: exit code 2, before any file is opened."""
@@ -109,3 +111,11 @@ def check_run(folder, *names):
     for name in names:
         if not os.path.exists(os.path.join(folder, name)):
             raise ValueError(f"not a run: {quote_path(folder)} holds no {name}")
+
+
+def check_tokenizer(args):
+    """--tokenizer names a kind or a folder; --vocab-size goes with the kind that learns one."""
+    if args.tokenizer is not None and args.tokenizer not in TOKENIZERS and not os.path.isdir(args.tokenizer):
+        raise UsageError(f"--tokenizer must be {', '.join(TOKENIZERS)} or a folder; got {quote(args.tokenizer)}")
+    if args.vocab_size is not None and args.tokenizer != "bpe":
+        raise UsageError("--vocab-size goes with --tokenizer bpe alone")

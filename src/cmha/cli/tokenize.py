@@ -2,7 +2,7 @@
 
 import os
 
-from cmha.cli.options import UsageError, filled
+from cmha.cli.options import TOKENIZERS, UsageError, check_tokenizer, filled, integer
 from cmha.errors import message, quote, quote_path
 
 DESCRIPTION = """\
@@ -17,7 +17,7 @@ examples:
   cmha tokenize new.txt --tokenizer runs/001 --out new.safetensors
   cmha train corpus.safetensors
 
-With char the texts are read twice, first for their characters.
+With char and bpe the texts are read twice, first for the tokenizer.
 """
 SUFFIX = ".safetensors"
 
@@ -27,8 +27,10 @@ def add_options(parser):
     parser.add_argument("--out", metavar="FILE", type=filled, help=f"file to write, named *{SUFFIX}")
     parser.add_argument(
         "--tokenizer", metavar="T", type=filled, default="char",
-        help="char (the texts' own characters), byte (256 byte values), or the folder of a run (default: %(default)s)",
+        help="char (the texts' own characters), byte (256 byte values), bpe (learnt from the texts, in memory; "
+        "pip install 'cmha[bpe]'), or the folder of a run or a tokenizer (default: %(default)s)",
     )  # fmt: skip
+    parser.add_argument("--vocab-size", metavar="V", type=integer(257, 2**24), help="of bpe (default: 4096)")
 
 
 def run(args):
@@ -38,17 +40,15 @@ def run(args):
 
     if args.out is None or not args.out.endswith(SUFFIX):
         raise UsageError(f"--out must name a file *{SUFFIX}; got {quote(args.out)}")
-    named = args.tokenizer in ("char", "byte")
-    if not named and not os.path.isdir(args.tokenizer):
-        raise UsageError(f"--tokenizer must be char, byte or a folder; got {quote(args.tokenizer)}")
+    check_tokenizer(args)
     if os.path.lexists(args.out):
         raise ValueError(message("tokenize", "--out must not be there already", quote_path(args.out)))
-    tokenizer = args.tokenizer if named else load_tokenizer(args.tokenizer)
+    tokenizer = args.tokenizer if args.tokenizer in TOKENIZERS else load_tokenizer(args.tokenizer)
     texts = Texts(args.text)
     size = sum(os.path.getsize(path) for path in texts.paths)
-    with byte_bar("finding characters", size) as bar:
+    with byte_bar("reading", size) as bar:
         texts.progress = bar.update
-        tokenizer = make_tokenizer(tokenizer, texts)
+        tokenizer = make_tokenizer(tokenizer, texts, args.vocab_size)
     with byte_bar("writing ids", size) as bar:
         texts.progress = bar.update
         count = write_tokens(args.out, text_ids(tokenizer, texts), tokenizer)

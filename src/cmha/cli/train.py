@@ -4,7 +4,7 @@ import os
 import sys
 
 from cmha.cli import runs
-from cmha.cli.options import UsageError, filled, integer, not_negative, number, positive
+from cmha.cli.options import TOKENIZERS, UsageError, check_tokenizer, filled, integer, not_negative, number, positive
 from cmha.errors import message, quote, quote_path
 
 DESCRIPTION = """\
@@ -26,6 +26,8 @@ examples:
   cmha train new.txt --init runs/001 --lr 3e-4            another text for a model that has learnt one
   cmha train a.txt --preset baby --micro-batch-size 8 --checkpoint-activations    more model than memory
   cmha train a.txt --overfit-one-batch --steps 200        can it learn at all? the loss must go to 0
+  cmha train corpus.safetensors               ids of `cmha tokenize`, of nanoGPT or llm.c; larger than memory
+  mpiexec -n 4 cmha train a.txt --micro-batch-size 2      four processes, the same bits (pip install 'cmha[mpi]')
 
 The folder holds config.json and model.safetensors (GPT-2's layout), the tokenizer, log.jsonl (a line per evaluation:
 step, loss, val_loss, lr, grad_norm, tokens_per_second) and checkpoints: the two newest and the one with the lowest
@@ -35,7 +37,6 @@ must be what it was. Ctrl-C ends the run after its step and saves it; a second C
 before its first save leaves no folder. A disk that is full ends it with what was saved before.
 """
 SWITCH_VALUES = ("", "true", "false", "yes", "no", "on", "off", "0", "1")
-TOKENIZERS = ("char", "byte", "bpe")
 MODEL = ("block_size", "n_layer", "n_head", "n_embd", "dropout", "output_projection")
 SETTINGS = (
     "steps", "batch_size", "micro_batch_size", "lr", "min_lr", "schedule", "warmup_steps", "decay_steps",
@@ -133,34 +134,45 @@ def add_options(parser):
 
 def run(args):
     from cmha import threads
-    from cmha.train.signals import HANGUP
+    from cmha.train import parallel
 
     _check(args)
-    if args.threads is not None:
-        threads.set_num_threads(args.threads)
-    checkpoint, out = runs.find(args.resume, args.out, _say)
-    trainer = _begin(args, out) if checkpoint is None else _go_on(args, checkpoint)
-    made = []
+    with parallel.start() as processes:
+        if args.threads is not None:
+            threads.set_num_threads(args.threads)
+        return _run(args, processes)
+
+
+def _run(args, processes):
+    from cmha.train.signals import HANGUP
+
+    say = _say if processes.rank == 0 else lambda text: None
+    checkpoint, out = processes.first(lambda: runs.find(args.resume, args.out, _say))
     if checkpoint is None:
-        trainer.folder, made = runs.claim(out)
-    begun = trainer.begun
+        trainer = processes.together(lambda: _begin(args, out, processes))
+    else:
+        trainer = processes.together(lambda: _go_on(args, checkpoint, processes))
+    begun, made = trainer.begun, []
     try:
+        if checkpoint is None and processes.rank == 0:
+            trainer.folder, made = runs.claim(out)
         corpus = trainer.corpus
         tokens = f"{len(corpus.training):,} tokens to learn from, {len(corpus.validation):,} to validate"
-        _say(f"{trainer.model.num_parameters():,} parameters, {tokens}")
+        say(f"{trainer.model.num_parameters():,} parameters, {tokens}")
         number = trainer.run()
     finally:
-        if not trainer.saved and not begun:
+        if trainer.folder is not None and not trainer.saved and not begun:
             runs.remove(trainer.folder, made, begun=trainer.saved is False)
     if number is not None:
-        _say(f"stopped after step {trainer.step} of {trainer.settings.steps}{'; saved' if trainer.saved else ''}")
-        if number != HANGUP and trainer.saved:  # the terminal is gone
+        say(f"stopped after step {trainer.step} of {trainer.settings.steps}{'; saved' if trainer.saved else ''}")
+        if number != HANGUP and trainer.saved and processes.rank == 0:  # a closed terminal shows nothing
             print(trainer.folder)
         return 128 + number
-    losses = [row["val_loss"] for row in trainer.rows[-1:]]
-    _say("done" + "".join(f": validation loss {loss:.4f}" for loss in losses) + "; a sample:")
-    print(trainer.sample())
-    print(trainer.folder)
+    if processes.rank == 0:
+        losses = [row["val_loss"] for row in trainer.rows[-1:]]
+        say("done" + "".join(f": validation loss {loss:.4f}" for loss in losses) + "; a sample:")
+        print(trainer.sample())
+        print(trainer.folder)
 
 
 def _given(args, names):
@@ -172,10 +184,7 @@ def _check(args):
     for path in args.text:
         if path.lower() in SWITCH_VALUES and not os.path.exists(path):
             raise UsageError(f"TEXT must be a file; got {path!r} (an on/off option takes no value)")
-    if args.tokenizer is not None and args.tokenizer not in TOKENIZERS and not os.path.isdir(args.tokenizer):
-        raise UsageError(f"--tokenizer must be {', '.join(TOKENIZERS)} or a folder; got {quote(args.tokenizer)}")
-    if args.vocab_size is not None and args.tokenizer != "bpe":
-        raise UsageError("--vocab-size goes with --tokenizer bpe alone")
+    check_tokenizer(args)
     fixed = [f"--{name.replace('_', '-')}" for name in _given(args, FIXED_BY_INIT)]
     if args.init is not None and fixed:
         raise UsageError(f"--init brings model and tokenizer; got {fixed[0].replace('--output', '--no-output')} too")
@@ -219,7 +228,7 @@ def _config(args, vocab_size):
 
 
 # ------------------------------------------------------------------------------------------ a new run
-def _begin(args, out):
+def _begin(args, out, processes):
     from cmha import random
     from cmha.gpt import GPT
     from cmha.text.corpora import open_data
@@ -237,14 +246,14 @@ def _begin(args, out):
         block_size = start.block_size
     corpus = open_data(args.text, tokenizer, block_size)
     config = _config(args, corpus.tokenizer.vocab_size) if args.init is None else start
-    check_memory(config, settings)
+    check_memory(config, settings, processes)
     random.manual_seed(settings.seed)
     model = GPT(config)
     if args.init is not None:
         whole = GPT.from_pretrained(args.init)
         whole.crop_block_size(block_size)
         model.load_state_dict(whole.state_dict())
-    trainer = Trainer(model, corpus, settings)
+    trainer = Trainer(model, corpus, settings, processes=processes)
     trainer.begun = begun and out is not None and os.path.exists(out)
     return trainer
 
@@ -269,11 +278,9 @@ def _initial(args):
 def _tokenizer(args):
     """A tokenizer, or what open_data makes one of."""
     if args.tokenizer == "bpe":
-        from cmha.text import BPETokenizer
-        from cmha.text.corpora import Texts, default_text
+        from cmha.text.corpora import Texts, default_text, make_tokenizer
 
-        text = "".join(Texts(args.text)) if args.text else default_text()
-        return BPETokenizer.train(text, args.vocab_size or 4096)
+        return make_tokenizer("bpe", Texts(args.text) if args.text else [default_text()], args.vocab_size)
     if args.tokenizer is None or args.tokenizer in TOKENIZERS:
         return args.tokenizer
     from cmha.text import load_tokenizer
@@ -282,7 +289,7 @@ def _tokenizer(args):
 
 
 # ------------------------------------------------------------------------------------------ a run that goes on
-def _go_on(args, checkpoint):
+def _go_on(args, checkpoint, processes):
     from cmha.gpt import GPTConfig
     from cmha.text.corpora import open_data
     from cmha.train import Trainer
@@ -309,9 +316,10 @@ def _go_on(args, checkpoint):
         checkpoint.check(given)
         raise ValueError(f"{error}. A run goes on with the TEXT it began with") from error
     checkpoint.check(given | {"data": corpus.sha256})
-    check_memory(GPTConfig(**checkpoint.config), TrainSettings(**checkpoint.settings).change(**changes))
-    trainer = Trainer.from_checkpoint(checkpoint, corpus, changes)
-    _say(f"going on after step {trainer.step} of {trainer.settings.steps} in {trainer.folder}")
+    check_memory(GPTConfig(**checkpoint.config), TrainSettings(**checkpoint.settings).change(**changes), processes)
+    trainer = Trainer.from_checkpoint(checkpoint, corpus, changes, processes=processes)
+    if processes.rank == 0:
+        _say(f"going on after step {trainer.step} of {trainer.settings.steps} in {trainer.folder}")
     return trainer
 
 

@@ -35,6 +35,15 @@ class GPTConfig:
     def head_dim(self):
         return self.n_embd // self.n_head
 
+    def num_parameters(self):
+        """Trained numbers of such a GPT, the tied table once; nothing of it has to exist."""
+        D, biases = self.n_embd, int(self.bias)
+        projections = 4 if self.output_projection else 3  # c_q c_k c_v c_proj
+        norm = D + biases * D
+        attention = projections * (D * D + biases * D)
+        mlp = 8 * D * D + biases * 5 * D
+        return (self.vocab_size + self.block_size) * D + self.n_layer * (2 * norm + attention + mlp) + norm
+
     @classmethod
     def preset(cls, name, **changes):
         """A named configuration (tiny, char, baby, gpt2, gpt2_medium, gpt2_large, gpt2_xl), with changes."""
@@ -66,14 +75,17 @@ class GPTConfig:
 
     @classmethod
     def gpt2_medium(cls, **changes):
+        """GPT-2 medium: 354,823,168 parameters."""
         return cls.preset("gpt2_medium", **changes)
 
     @classmethod
     def gpt2_large(cls, **changes):
+        """GPT-2 large: 774,030,080 parameters."""
         return cls.preset("gpt2_large", **changes)
 
     @classmethod
     def gpt2_xl(cls, **changes):
+        """GPT-2 XL: 1,557,611,200 parameters."""
         return cls.preset("gpt2_xl", **changes)
 
 

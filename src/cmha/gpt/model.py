@@ -2,7 +2,7 @@
 
 import math
 
-from cmha import functional
+from cmha import _core, functional, random
 from cmha.autograd import is_grad_enabled, no_grad
 from cmha.errors import check_integer
 from cmha.generate import generate, stream
@@ -28,8 +28,11 @@ class Block(Module):
 
     def forward(self, x, cache=None):
         """(B, T, D) -> (B, T, D)"""
-        x = x + self.attn_dropout(self.attn(self.ln_1(x), cache=cache, is_causal=True))
-        return x + self.mlp(self.ln_2(x))
+        if self.attn_dropout.drops():
+            x = x + self.attn_dropout(self.attn(self.ln_1(x), cache=cache, is_causal=True))
+        else:
+            x = self.attn(self.ln_1(x), cache=cache, is_causal=True, residual=x)
+        return self.mlp(self.ln_2(x), residual=x)
 
 
 class GPT(Module):
@@ -50,18 +53,17 @@ class GPT(Module):
         self.dropout = Dropout(cfg.dropout)
         self.h = [Block(cfg) for _ in range(cfg.n_layer)]
         self.ln_f = LayerNorm(cfg.n_embd, bias=cfg.bias)
-        self._initialise()
+        if not random.draws_nothing():
+            self._initialise()
 
     def _initialise(self):
         """GPT-2's: N(0, 0.02), the two projections back into the residual stream / sqrt(2 L); biases 0, gains 1."""
-        state = {}
-        for name, p in self.named_parameters():
+        for name, p in self.named_parameters():  # one at a time: never a second copy of the model
             if p.ndim == 2:
                 std = 0.02 / math.sqrt(2 * self.cfg.n_layer) if name.endswith("c_proj.weight") else 0.02
-                state[name] = functional.randn(*p.shape) * std
-            else:
-                state[name] = p if name.endswith("weight") else functional.zeros(*p.shape)
-        self.load_state_dict(state)
+                _core.assign(p.data, (functional.randn(*p.shape) * std).data)
+            elif name.endswith("bias"):
+                _core.assign(p.data, functional.zeros(*p.shape).data)
 
     def forward(self, ids, targets=None, *, cache=None):
         """ids (B, T) -> logits (B, T, V); with targets (B, T) -> (logits, mean loss), a target of -1 does not count.
@@ -138,16 +140,19 @@ class GPT(Module):
         return f"{self.num_parameters():,} parameters"
 
     def save_pretrained(self, folder):
-        """Write config.json and model.safetensors under Hugging Face's GPT-2 names into `folder` (made if needed)."""
+        """Write config.json and model.safetensors (float32) under Hugging Face's GPT-2 names into `folder`, which is
+        made if needed; each file replaces the one before it in one step. `transformers` opens the folder as it is."""
         pretrained.save(self, folder)
 
     @classmethod
     def from_pretrained(cls, folder):
-        """Read a folder with config.json and model.safetensors (GPT-2 layout); the model is in eval mode."""
-        cfg, state = pretrained.load(folder)
-        model = cls(cfg)
-        model.load_state_dict(state)
-        return model.eval()
+        """The model of a Hugging Face GPT-2 folder, in eval mode: config.json, and model.safetensors or its shards.
+
+        float32 stays as it is, float16 and bfloat16 are widened exactly, float64 is rounded to nearest. No code from
+        the folder runs, and no second copy of the weights is held. CheckpointError: what a file holds cannot be used
+        (all missing, unknown and wrongly shaped tensors in one message); OSError: it cannot be read.
+        """
+        return pretrained.load(cls, folder)
 
     generate = generate
     stream = stream

@@ -89,8 +89,9 @@ class MultiHeadAttention(Module):
         groups = f", n_kv_head={self.n_kv_head}" if self.n_kv_head != self.n_head else ""
         return f"n_head={self.n_head}{groups}, head_dim={self.head_dim}"
 
-    def forward(self, x, mask=None, cache=None, *, is_causal=False, key_value=None, key_mask=None, need_weights=False):
-        """(B, T, D) -> (B, T, D), or with need_weights (y, weights (B, H, T, S)).
+    def forward(self, x, mask=None, cache=None, *, is_causal=False, key_value=None, key_mask=None, need_weights=False,
+                residual=None):  # fmt: skip
+        """(B, T, D) -> (B, T, D), or with need_weights (y, weights (B, H, T, S)); residual (B, T, D) is added to y.
 
         mask: bool (True = may attend) or float (added to the scores), (T, S) or broadcastable to (B, H, T, S).
         is_causal: query i sees keys up to i + S - T. key_mask: bool (B, S), True = a real token. cache: a KVCache; keys
@@ -102,10 +103,10 @@ class MultiHeadAttention(Module):
             if not isinstance(cache, KVCache):
                 raise TypeError(f"[attention] cache must be a KVCache; got {type(cache).__name__}")
             with no_grad():
-                return self._attend(x, mask, cache, is_causal, key_value, key_mask, need_weights)
-        return self._attend(x, mask, None, is_causal, key_value, key_mask, need_weights)
+                return self._attend(x, mask, cache, is_causal, key_value, key_mask, need_weights, residual)
+        return self._attend(x, mask, None, is_causal, key_value, key_mask, need_weights, residual)
 
-    def _attend(self, x, mask, cache, is_causal, key_value, key_mask, need_weights):
+    def _attend(self, x, mask, cache, is_causal, key_value, key_mask, need_weights, residual):
         x = self._checked("x", x)
         source = x if key_value is None else self._checked("key_value", key_value)
         if source.shape[0] != x.shape[0]:
@@ -121,7 +122,10 @@ class MultiHeadAttention(Module):
             options |= {"dropout_p": self.dropout, "seed": seed, "stream": stream, "first_row": first_row}
         attend = self._fused if self.fused else self._step_by_step
         y, weights = attend(q, k, v, need_weights, options)  # 3 - 7
-        y = y if self.c_proj is None else self.c_proj(y)  # 8 mix the heads: (B, T, D)
+        if self.c_proj is not None:
+            y = self.c_proj(y, residual=residual)  # 8 mix the heads: (B, T, D)
+        elif residual is not None:
+            y = residual + y
         return (y, weights) if need_weights else y
 
     def _fused(self, q, k, v, need_weights, options):

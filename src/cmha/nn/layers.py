@@ -22,10 +22,13 @@ class Linear(Module):
             self.bias = (rand(n_out) * (2 * bound) - bound).detach()
             self.bias.requires_grad = True
 
-    def forward(self, x):
-        """(..., n_in) -> (..., n_out)"""
+    def forward(self, x, *, gelu=False, residual=None):
+        """(..., n_in) -> (..., n_out): y, or gelu(y), or residual + y, in one pass over memory."""
         x = to_tensor(x, "linear").float()
-        return make(ops.linear, x, self.weight) if self.bias is None else make(ops.linear, x, self.weight, self.bias)
+        parameters = (self.weight,) if self.bias is None else (self.weight, self.bias)
+        if residual is not None:
+            return make(ops.linear_residual, residual, x, *parameters)
+        return make(ops.linear_gelu if gelu else ops.linear, x, *parameters)
 
 
 class LayerNorm(Module):
@@ -68,9 +71,12 @@ class Dropout(Module):
     def describe(self):
         return f"p={self.p}"
 
+    def drops(self):
+        return self.training and self.p > 0
+
     def forward(self, x):
         x = to_tensor(x, "dropout").float()
-        if not self.training or self.p == 0:
+        if not self.drops():
             return x
         seed, stream, first_row = random.next_stream()
         row = x.size // x.shape[0] if x.ndim and x.shape[0] else 0
@@ -85,6 +91,10 @@ class MLP(Module):
         self.c_proj = Linear(4 * n_embd, n_embd, bias=bias)
         self.dropout = Dropout(dropout)
 
-    def forward(self, x):
-        """(B, T, D) -> (B, T, D)"""
-        return self.dropout(self.c_proj(self.c_fc(x).gelu()))  # (B, T, D) -> (B, T, 4 D) -> (B, T, D)
+    def forward(self, x, *, residual=None):
+        """(B, T, D) -> (B, T, D); with residual (B, T, D), the sum of the two."""
+        x = self.c_fc(x, gelu=True)  # (B, T, 4 D)
+        if residual is not None and not self.dropout.drops():
+            return self.c_proj(x, residual=residual)  # (B, T, D)
+        x = self.dropout(self.c_proj(x))  # (B, T, D)
+        return x if residual is None else residual + x

@@ -11,7 +11,7 @@ from cmha.ops.dropout import dropout
 from cmha.ops.embedding import embedding
 from cmha.ops.gelu import gelu
 from cmha.ops.layer_norm import layer_norm
-from cmha.ops.linear import linear
+from cmha.ops.linear import linear, linear_gelu, linear_residual
 from cmha.ops.matmul import matmul
 from cmha.ops.reduce import max, mean, min, sum, var
 from cmha.ops.shape import cat, contiguous, expand, index, permute, reshape, where
@@ -20,7 +20,7 @@ from cmha.ops.unary import abs, clip, exp, log, relu, sigmoid, sqrt, tanh
 
 __all__ = [
     "abs", "add", "attention", "cat", "clip", "contiguous", "cross_entropy", "divide", "dropout", "embedding", "exp",
-    "expand", "gelu", "index", "layer_norm", "linear", "log", "log_softmax", "matmul", "max", "mean", "min",
-    "multi_head_attention", "multiply", "negative", "permute", "power", "relu", "reshape", "sigmoid", "softmax", "sqrt",
-    "subtract", "sum", "tanh", "var", "where",
+    "expand", "gelu", "index", "layer_norm", "linear", "linear_gelu", "linear_residual", "log", "log_softmax", "matmul",
+    "max", "mean", "min", "multi_head_attention", "multiply", "negative", "permute", "power", "relu", "reshape",
+    "sigmoid", "softmax", "sqrt", "subtract", "sum", "tanh", "var", "where",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""y = x W + b with W (n_in, n_out), as GPT-2 stores it."""
+"""y = x W + b with W (n_in, n_out), as GPT-2 stores it; what follows it is done while the result is in the cache."""
 
 from cmha import _core
 
@@ -9,5 +9,25 @@ def linear(x, weight, bias=None):
 
     def vjp(dy):
         return _core.linear_backward(dy, x, weight, bias is not None)
+
+    return y, vjp
+
+
+def linear_gelu(x, weight, bias=None):
+    """gelu(x W + b), the bits of the two ops one after the other."""
+    y, u = _core.linear_forward(x, weight, bias, gelu=True)
+
+    def vjp(dy):
+        return _core.linear_backward(_core.gelu_backward(dy, u), x, weight, bias is not None)
+
+    return y, vjp
+
+
+def linear_residual(residual, x, weight, bias=None):
+    """residual + (x W + b), residual (..., n_out), the bits of the two ops one after the other."""
+    y = _core.linear_forward(x, weight, bias, residual)
+
+    def vjp(dy):
+        return dy, *_core.linear_backward(dy, x, weight, bias is not None)
 
     return y, vjp

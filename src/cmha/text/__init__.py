@@ -1,5 +1,7 @@
 """Text and token ids: tokenizers, and the corpora a model learns from."""
 
-from cmha.text.tokenizers import ByteTokenizer, CharTokenizer, StreamDecoder, load_tokenizer
+from cmha.text.bpe import BPETokenizer
+from cmha.text.load import load_tokenizer
+from cmha.text.tokenizers import ByteTokenizer, CharTokenizer, StreamDecoder
 
-__all__ = ["ByteTokenizer", "CharTokenizer", "StreamDecoder", "load_tokenizer"]
+__all__ = ["BPETokenizer", "ByteTokenizer", "CharTokenizer", "StreamDecoder", "load_tokenizer"]

@@ -151,13 +151,18 @@ def _end_of_word(text):
     return 0
 
 
-def make_tokenizer(wanted, texts):
-    """The tokenizer called "char" (of all characters in texts) or "byte"; what is one already is given back."""
+def make_tokenizer(wanted, texts, vocab_size=None):
+    """The tokenizer called "char" (all characters of texts), "byte", or "bpe" (learnt from texts, vocab_size ids, 4096
+    by default); what is one already is given back."""
     if wanted == "char":
         characters = set()
         for text in texts:
             characters.update(text)
         return CharTokenizer("".join(characters))
+    if wanted == "bpe":
+        from cmha.text import BPETokenizer
+
+        return BPETokenizer.train("".join(texts), vocab_size or 4096)
     return ByteTokenizer() if wanted == "byte" else wanted
 
 
@@ -186,14 +191,3 @@ def check_length(name, ids, block_size):
     if len(ids) < block_size + 1:
         rule = f"{name} split must hold at least block_size + 1 = {block_size + 1} tokens"
         raise ValueError(message("train", rule, str(len(ids)), hint="Use a longer text or a smaller block_size"))
-
-
-def read_texts(paths):
-    """The texts of these files, one below the other."""
-    return "".join(Texts(paths))
-
-
-def encode_text(tokenizer, text):
-    """text -> ids (n,), in the smallest type that holds them."""
-    (ids,) = text_ids(tokenizer, [text])
-    return ids.astype(np.min_scalar_type(tokenizer.vocab_size - 1))

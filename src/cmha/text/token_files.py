@@ -23,7 +23,6 @@ from tqdm import tqdm
 
 from cmha.errors import CheckpointError, message, quote, quote_path
 from cmha.files import read_header, read_text, write_atomically, write_text
-from cmha.text.tokenizers import load_tokenizer
 
 FORMAT = "cmha-tokens-1"
 LLM_C = {(20240520, 1): "<u2", (20240801, 7): "<u4"}  # magic, version: type of an id
@@ -157,6 +156,8 @@ class TokenFile:
 
     def tokenizer(self):
         """The tokenizer that the file brings, or that lies beside it; None without either."""
+        from cmha.text import load_tokenizer
+
         if not self.metadata:
             try:
                 return load_tokenizer(os.path.dirname(os.path.abspath(self.path)))
@@ -171,7 +172,7 @@ class TokenFile:
 def open_token_files(paths, tokenizer=None):
     """(training, validation or None, tokenizer, SHA-256 of each file's ids) of token files; all ids are checked."""
     files = [TokenFile(path) for path in paths]
-    if tokenizer in ("char", "byte"):
+    if tokenizer in ("char", "byte", "bpe"):
         rule = "a token file brings its tokenizer; --tokenizer may name its folder, or be left out"
         raise ValueError(message("train", rule, repr(tokenizer)))
     tokenizer = tokenizer or files[0].tokenizer()
@@ -212,6 +213,8 @@ def tokenizer_state(tokenizer):
 
 def tokenizer_from_state(text):
     """The tokenizer of which tokenizer_state gave that text."""
+    from cmha.text import load_tokenizer
+
     files = json.loads(text)
     odd = [name for name in files if not re.fullmatch(r"\w[\w.-]*", name)]  # no name leaves the folder
     with tempfile.TemporaryDirectory(prefix="cmha-") as folder:

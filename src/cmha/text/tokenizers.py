@@ -33,6 +33,17 @@ def checked_ids(ids, vocab_size):
     return array.astype(np.int64)
 
 
+def utf8(text, op):
+    """The bytes of a str; what is no str, or no Unicode, is refused."""
+    if not isinstance(text, str):
+        raise TypeError(message(op, "text must be a str", f"a {type(text).__name__}"))
+    try:
+        return text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        rule = "text must not hold half of a surrogate pair"
+        raise ValueError(message(op, rule, f"{text[error.start]!r} at position {error.start}")) from None
+
+
 class CharTokenizer:
     """One id per character; the table is the sorted set of the characters of `text`."""
 
@@ -70,7 +81,7 @@ class CharTokenizer:
 
     @classmethod
     def load(cls, folder):
-        return _load(folder, "char")
+        return load_own(folder, "char")
 
     @classmethod
     def _from_file(cls, values, path):
@@ -94,12 +105,7 @@ class ByteTokenizer:
 
     def encode_array(self, text):
         """text -> ids (n,) int64, without a Python object per byte."""
-        try:
-            data = text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            rule = "text must not hold half of a surrogate pair"
-            raise ValueError(message("encode", rule, f"{text[error.start]!r} at position {error.start}")) from None
-        return np.frombuffer(data, np.uint8).astype(np.int64)
+        return np.frombuffer(utf8(text, "encode"), np.uint8).astype(np.int64)
 
     def encode(self, text):
         return self.encode_array(text).tolist()
@@ -115,7 +121,7 @@ class ByteTokenizer:
 
     @classmethod
     def load(cls, folder):
-        return _load(folder, "byte")
+        return load_own(folder, "byte")
 
     @classmethod
     def _from_file(cls, values, path):
@@ -131,12 +137,8 @@ class ByteTokenizer:
 TYPES = {"char": CharTokenizer, "byte": ByteTokenizer}
 
 
-def load_tokenizer(folder):
-    """The tokenizer that was saved in a folder, whatever its type."""
-    return _load(folder, None)
-
-
-def _load(folder, wanted):
+def load_own(folder, wanted=None):
+    """The character or byte tokenizer of a folder."""
     path = os.path.join(folder, FILE_NAME)
     values, where = read_json(path), quote_path(path)
     kind, known = values.get("type"), list(TYPES) if wanted is None else [wanted]

@@ -56,7 +56,8 @@ def share(count, rank, size):
     """(first, stop) of the micro-batches of process `rank` of `size`: a subtree, log2(size) levels below the root."""
     if size & (size - 1) or size > count:
         rule = "the number of processes must be a power of two, and at most that of micro-batches"
-        raise ValueError(message("train", rule, f"{size} processes for {count} micro-batches"))
+        hint = "Smaller micro-batches make more of them" if size > count else None
+        raise ValueError(message("train", rule, f"{size} processes and {count} micro-batches", hint=hint))
     first, stop = 0, count
     while size > 1:
         size //= 2
@@ -71,13 +72,35 @@ def _middle(first, stop):
 
 
 class OneProcess:
-    """The face that processes show to the Trainer: which one this is of how many, and the sum over all of them.
+    """The processes that share the work of a run, seen from one of them: which one it is of how many, and what they do
+    together. This is one alone; parallel.py has several.
 
-    reduce(gradients) must add what `share` gave to ranks r and r + d for d = 1, 2, 4, ..., the lower rank on the left,
-    and return the sum on every rank.
+    reduce(gradients) adds what `share` gave to ranks r and r + d for d = 1, 2, 4, ..., the lower rank on the left, and
+    returns the sum on every rank.
     """
 
-    rank, size = 0, 1
+    rank, size, here = 0, 1, 1  # here: on this machine
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, trace):
+        pass
+
+    def together(self, function):
+        return function()
+
+    def first(self, function):
+        return function()
+
+    def check_same(self, values):
+        pass
+
+    def agree(self, number):
+        return number
+
+    def gather(self, value):
+        return [value]
 
     def reduce(self, gradients):
         return gradients

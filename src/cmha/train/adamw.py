@@ -154,13 +154,12 @@ def grad_norm(named):
 
     (norm, name) where it is not finite: the first parameter whose gradient holds NaN or infinity.
     """
+    named = [(name, parameter.grad.data) for name, parameter in named if parameter.grad is not None]
     total = 0.0
-    for name, parameter in named:
-        if parameter.grad is not None:
-            squares = _core.sum_of_squares(parameter.grad.data)
-            if not math.isfinite(squares):
-                return squares, name
-            total += squares
+    for (name, _), squares in zip(named, _core.sums_of_squares([grad for _, grad in named]), strict=True):
+        if not math.isfinite(squares):
+            return squares, name
+        total += squares
     return math.sqrt(total), None
 
 

@@ -3,16 +3,20 @@
 from pathlib import Path
 
 from cmha.errors import message
-from cmha.train.batches import VALIDATION_BATCH
+from cmha.train.accumulate import OneProcess
+from cmha.train.batches import validation_batch_size
+
+ALONE = OneProcess()
 
 
-def bytes_needed(config, batch_size, micro_batches=1, checkpoint_activations=False):
-    """Bytes at the peak of a training step, of an evaluation or of a save, whichever is the most.
+def bytes_needed(config, batch_size, micro_batches=1, checkpoint_activations=False, processes=1):
+    """Bytes of one process at the peak of a training step, of an evaluation or of a save, whichever is the most.
 
-    batch_size windows go through the model at a time, micro_batches times a step.
+    batch_size windows go through the model at a time, micro_batches times a step on each of the processes.
 
     Floats per parameter: its value, two moments and its gradient, ceil(log2 micro_batches) + 1 times (accumulate.py);
-    while saving, a copy of each moment more. Floats per token that the backward pass finds again:
+    while saving, a copy of each moment more; with several processes, a row of all gradients to send and half of one
+    that comes in. Floats per token that the backward pass finds again:
 
         16 D a layer   the two norms, q, k, v, attention's result, c_proj, two sums, c_fc and GELU (4 D each), MLP
          2 H a layer   attention's maximum and sum
@@ -27,9 +31,9 @@ def bytes_needed(config, batch_size, micro_batches=1, checkpoint_activations=Fal
     parameters = (V + T) * D + L * 12 * D * D
     layers = L * D + 20 * D + 2 * H if checkpoint_activations else L * (16 * D + 2 * H)
     step = batch_size * T * (layers + 8 * D + 2 * V + 6)
-    evaluation = VALIDATION_BATCH * T * (10 * D + V)  # without a graph: one layer at a time
-    more_gradients = (micro_batches - 1).bit_length() * parameters
-    return 4 * (4 * parameters + max(step + more_gradients, evaluation, 2 * parameters))
+    evaluation = validation_batch_size(T) * T * (10 * D + V)  # without a graph: one layer at a time
+    more_gradients = ((micro_batches - 1).bit_length() + (1.5 if processes > 1 else 0)) * parameters
+    return int(4 * (4 * parameters + max(step + more_gradients, evaluation, 2 * parameters)))
 
 
 def bytes_available(proc=Path("/proc"), cgroup=Path("/sys/fs/cgroup")):
@@ -48,12 +52,13 @@ def bytes_available(proc=Path("/proc"), cgroup=Path("/sys/fs/cgroup")):
     return min(found, default=None)
 
 
-def check_memory(config, settings):
+def check_memory(config, settings, processes=ALONE):
     """A MemoryError with the figures where a run of this model with these settings cannot fit."""
-    size = settings.micro_batch_size
-    need = bytes_needed(config, size, settings.micro_batches, settings.checkpoint_activations)
+    size, share = settings.micro_batch_size, -(-settings.micro_batches // processes.size)
+    need = bytes_needed(config, size, share, settings.checkpoint_activations, processes.size) * processes.here
     have = bytes_available()
     if have is not None and need > have:
-        got = f"about {need / 2**30:,.1f} GiB for {size:,} windows at a time, of {have / 2**30:,.1f} GiB"
+        here = f" in each of {processes.here} processes" if processes.here > 1 else ""
+        got = f"about {need / 2**30:,.1f} GiB for {size:,} windows at a time{here}, of {have / 2**30:,.1f} GiB"
         hint = "Less: --micro-batch-size, --checkpoint-activations"
         raise MemoryError(message("train", "model and batch must fit in the memory that is free", got, hint=hint))

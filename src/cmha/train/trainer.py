@@ -1,5 +1,6 @@
 """The training loop: batch, loss, backward, clip, AdamW; at every evaluation a line of log.jsonl and a checkpoint."""
 
+import hashlib
 import math
 import os
 import sys
@@ -7,6 +8,7 @@ import time
 import warnings
 from contextlib import nullcontext
 from dataclasses import asdict
+from itertools import zip_longest
 
 import numpy as np
 
@@ -18,7 +20,7 @@ from cmha.text.corpora import check_length
 from cmha.train import run_folder
 from cmha.train.accumulate import Gradients, OneProcess, share, tree_sum
 from cmha.train.adamw import AdamW, clip_factor, grad_norm, parameter_groups
-from cmha.train.batches import VALIDATION_BATCH, training_batch, validation_batches
+from cmha.train.batches import training_batch, validation_batch_size, validation_batches
 from cmha.train.checkpoint import (
     KEEP,
     Checkpoint,
@@ -58,6 +60,8 @@ class Trainer:
         self.model, self.corpus, self.settings, self.folder = model, corpus, settings, folder
         self.logger, self.progress = logger, progress and sys.stderr is not None
         self.processes = OneProcess() if processes is None else processes
+        if self.processes.rank:  # the first one alone writes and tells
+            self.folder, self.logger, self.progress = None, None, False
         share(settings.micro_batches, self.processes.rank, self.processes.size)  # refuses what cannot be shared
         model.checkpoint_activations = settings.checkpoint_activations
         self.optimizer = AdamW(parameter_groups(model, settings.weight_decay), settings.lr, betas=settings.betas)
@@ -110,6 +114,8 @@ class Trainer:
         """Trains to settings.steps. Returns None, or the number of the signal that ended it after a step."""
         with nullcontext() if self.folder is None else run_folder.locked(self.folder):
             self._enter()
+            if self.processes.size > 1:
+                self.processes.check_same(self._beginning())
             self.model.train()
             return self._loop()
 
@@ -126,6 +132,14 @@ class Trainer:
         prune(self.folder, self._kept(), below=self.step)
         self._seen = checkpoints(self.folder)
         self.rows = run_folder.continue_log(self.folder, self.evaluated[-1] if self.evaluated else 0)
+
+    def _beginning(self):
+        """What processes must have in common, or they would not compute one run."""
+        weights = hashlib.sha256()
+        for _, parameter in self.named:
+            weights.update(np.asarray(parameter.detach()))
+        found = {"data": self.corpus.sha256, "settings": self.settings, "model": self.model.cfg, "step": self.step}
+        return found | {"weights": weights.hexdigest(), "versions of cmha": describe_build()["cmha"]}
 
     def _loop(self):
         from cmha.train.progress import ProgressLine
@@ -144,9 +158,10 @@ class Trainer:
                         line.val_loss = val_loss
                         line.refresh()
                         done, start = 0, time.perf_counter()
-                if self._sample_is_due() and stop.number is None:
+                number = self.processes.agree(stop.number)
+                if self._sample_is_due() and number is None:
                     self._show_sample(line)
-                if stop.number is not None or self.step >= settings.steps:
+                if number is not None or self.step >= settings.steps:
                     break
                 self._train_step()
                 done += 1
@@ -154,7 +169,7 @@ class Trainer:
                 line.update()
             if self.step != self._saved_step:
                 self._save()
-        return stop.number
+        return number
 
     def _evaluation_is_due(self):
         if self.step == 0 or self.step in self.evaluated[-1:]:
@@ -211,24 +226,31 @@ class Trainer:
 
     def _bad_weight(self):
         """The name of the first parameter that holds NaN or infinity, or None."""
-        squares = ((name, _core.sum_of_squares(p.data)) for name, p in self.named)
-        return next((name for name, value in squares if not math.isfinite(value)), None)
+        squares = _core.sums_of_squares([p.data for _, p in self.named])
+        return next((name for (name, _), x in zip(self.named, squares, strict=True) if not math.isfinite(x)), None)
 
     def evaluate(self, stop=None):
         """Mean loss over every non-overlapping window of the validation ids; None when a signal came on the way."""
-        total, count = 0.0, 0
+        found, share_of = [], {"rank": self.processes.rank, "size": self.processes.size}
+        block_size = self.model.cfg.block_size
+        sizes = (validation_batch_size(block_size), block_size)
         self.model.eval()
         try:
             with no_grad():
-                windows = validation_batches(self.corpus.validation, VALIDATION_BATCH, self.model.cfg.block_size)
-                for inputs, targets in windows:
+                for inputs, targets in validation_batches(self.corpus.validation, *sizes, **share_of):
                     if stop is not None and stop.number is not None:
-                        return None
+                        found = None
+                        break
                     _, loss = self.model(inputs, targets)
                     counted = np.count_nonzero(targets != -1)
-                    total, count = total + loss.item() * counted, count + counted
+                    found.append((loss.item() * counted, counted))
         finally:
             self.model.train()
+        shares = self.processes.gather(found)
+        if None in shares:
+            return None
+        batches = [pair for row in zip_longest(*shares) for pair in row if pair is not None]  # in their order
+        total, count = (sum(part) for part in zip(*batches, strict=True))
         return total / max(count, 1)
 
     # ------------------------------------------------------------------------------------------ what is kept
@@ -249,7 +271,7 @@ class Trainer:
             self.evaluated = [*self.evaluated, self.step][-KEEP:]
             self.best = min(self.best or [math.inf, 0], [row["val_loss"], self.step])
             self._since = dict(NOTHING_YET)
-        if self.folder is not None and self.processes.rank == 0:
+        if self.folder is not None:
             self._write([] if row is None else [row])
         if row is not None and self.logger is not None:
             self.logger.log({name: value for name, value in row.items() if name != "step"}, step=self.step)

@@ -1,5 +1,5 @@
 /*
-AdamW (Loshchilov & Hutter 2019, arXiv:1711.05101), one step of one parameter, in PyTorch's order.
+AdamW (Loshchilov & Hutter 2019, arXiv:1711.05101), one step of many parameters, in PyTorch's order.
 
     g = g * grad_scale
     p = p - lr * weight_decay * p                        decay first, and apart from the gradient
@@ -12,6 +12,7 @@ Both things that are taken from p are added before, so that p is rounded once: w
 would be three times. lr = 0 leaves p's bits alone, weight_decay = 0 does not multiply.
 */
 #include "variant.h"
+#include "sums.h"
 
 typedef struct { float shrink, beta1, rest1, beta2, rest2, step, root, eps, grad_scale; } adamw_factors;
 
@@ -32,18 +33,28 @@ INLINE void adamw_part(float *restrict p, float *restrict m, float *restrict v, 
     }
 }
 
-void KERNEL_NAME(adamw)(float *p, float *m, float *v, const float *g, ptrdiff_t n, double lr, double beta1,
-                        double beta2, double eps, double weight_decay, double correction1, double correction2,
-                        double grad_scale, int threads) {
+/* Threads share the elements of all parameters, in pieces of 16: a model has many small ones. */
+void KERNEL_NAME(adamw)(const cmha_adamw_part *parts, ptrdiff_t count, double lr, double beta1, double beta2, double eps,
+                        double weight_decay, double correction1, double correction2, double grad_scale, int threads) {
     const adamw_factors factors = {
         .shrink = (float)(lr * weight_decay), .step = (float)(lr / correction1),
         .root = (float)(1.0 / sqrt(correction2)), .beta1 = (float)beta1, .rest1 = (float)(1.0 - beta1),
         .beta2 = (float)beta2, .rest2 = (float)(1.0 - beta2), .eps = (float)eps, .grad_scale = (float)grad_scale};
+    ptrdiff_t total = 0;
+    for (ptrdiff_t i = 0; i < count; i++) total += (parts[i].n + 15) / 16 * 16;
     CMHA_PARALLEL(threads, {
-        ptrdiff_t i, end;
-        thread_share(n, 16, &i, &end);
-        if (lr == 0) adamw_part(p + i, m + i, v + i, g + i, end - i, &factors, 0, 0);
-        else if (weight_decay == 0) adamw_part(p + i, m + i, v + i, g + i, end - i, &factors, 0, 1);
-        else adamw_part(p + i, m + i, v + i, g + i, end - i, &factors, 1, 1);
+        ptrdiff_t begin, end, first = 0;
+        thread_share(total, 16, &begin, &end);
+        for (ptrdiff_t i = 0; i < count && first < end; i++) {
+            const cmha_adamw_part *x = &parts[i];
+            const ptrdiff_t from = begin > first ? begin - first : 0, to = smaller(end - first, x->n), n = to - from;
+            first += (x->n + 15) / 16 * 16;
+            if (n <= 0) continue;
+            float *p = x->p + from, *m = x->m + from, *v = x->v + from;
+            const float *g = x->g + from;
+            if (lr == 0) adamw_part(p, m, v, g, n, &factors, 0, 0);
+            else if (weight_decay == 0) adamw_part(p, m, v, g, n, &factors, 0, 1);
+            else adamw_part(p, m, v, g, n, &factors, 1, 1);
+        }
     })
 }

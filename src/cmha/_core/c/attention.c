@@ -165,7 +165,7 @@ void KERNEL_NAME(attention_forward)(const cmha_heads *y, float *row_max, float *
     if (call->H_kv == 0 || call->T == 0) return;
     const ptrdiff_t each = part_rows(call, threads), parts = count_parts(call, each);
     CMHA_PARALLEL(threads, {
-        forward_scratch own = forward_layout(scratch + thread_number() * forward_floats(call), call);
+        forward_scratch own = forward_layout(scratch + scratch_number() * forward_floats(call), call);
         for (ptrdiff_t i = thread_number(); i < parts; i += thread_count()) /* in turn: later parts see more keys */
             forward_part(y, row_max, row_sum, q, k, v, call, part_number(call, i, each), own);
     })
@@ -209,7 +209,7 @@ void KERNEL_NAME(attention_weights)(float *weights, const float *row_max, const 
     if (call->H_kv == 0 || call->T == 0) return;
     const ptrdiff_t each = part_rows(call, threads), parts = count_parts(call, each);
     CMHA_PARALLEL(threads, {
-        forward_scratch own = forward_layout(scratch + thread_number() * forward_floats(call), call);
+        forward_scratch own = forward_layout(scratch + scratch_number() * forward_floats(call), call);
         for (ptrdiff_t i = thread_number(); i < parts; i += thread_count())
             weights_part(weights, row_max, row_sum, q, k, call, part_number(call, i, each), own);
     })

@@ -197,7 +197,7 @@ void KERNEL_NAME(attention_backward)(const cmha_heads *dq, const cmha_heads *dk,
     ptrdiff_t floats;
     KERNEL_NAME(attention_scratch)(&floats, call, 1, 1);
     CMHA_PARALLEL(threads, {
-        const backward_scratch own = backward_layout(scratch + thread_number() * floats, call);
+        const backward_scratch own = backward_layout(scratch + scratch_number() * floats, call);
         for (ptrdiff_t i = thread_number(); i < call->B * call->H_kv; i += thread_count())
             backward_group(&io, i / call->H_kv, i % call->H_kv, own);
     })

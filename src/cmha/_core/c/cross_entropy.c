@@ -44,7 +44,7 @@ static double sum_rows(const double *rows, ptrdiff_t M) {
         ptrdiff_t stop = smaller(block + SUM_BLOCK, M);
         double lanes[16] = {0};
         for (ptrdiff_t i = block; i < stop; i++) lanes[(i - block) % 16] += rows[i];
-        total += double_lanes_sum(lanes);
+        total += d_sum(d_load(lanes));
     }
     return total;
 }

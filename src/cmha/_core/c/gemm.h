@@ -100,6 +100,8 @@ INLINE void tile(const int r, const int v, const int by_column, const strip *s, 
     for (int i = 0; i < r; i++)
 #pragma GCC unroll 4
         for (int x = 0; x < v; x++) sum[i][x] = v_zero();
+#pragma GCC unroll 8
+    for (int i = 0; i < r; i++) __builtin_prefetch(s->c + i * s->c_row + j, 1);
 #pragma GCC unroll 4
     for (ptrdiff_t p = 0; p < k; p++) {
         v16 row[NV];

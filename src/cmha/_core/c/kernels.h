@@ -20,6 +20,13 @@ Conventions
 /* One operand of matmul: batch `i` starts at data + offsets[i]; element (r, c) is at r * row + c * col. */
 typedef struct { float *data; const ptrdiff_t *offsets; ptrdiff_t row, col; } cmha_matrix;
 
+/* What happens to a finished row of matmul's c; NULL where nothing does. residual and activated lie as c does. */
+typedef struct {
+    const float *bias;                  /* (N), added */
+    const float *residual;              /* then added */
+    float *activated;                   /* gelu(c) goes here */
+} cmha_epilogue;
+
 /* (B, H, T, hd) with any strides but the last, which is 1. */
 typedef struct { float *data; ptrdiff_t batch, head, time; } cmha_heads;
 
@@ -37,6 +44,9 @@ typedef struct {
     uint64_t seed, stream;
     uint64_t first_row;                 /* number of row 0 in the global batch */
 } cmha_attention;
+
+/* One parameter (n) of an optimiser's step: its moments and gradient. */
+typedef struct { float *p, *m, *v; const float *g; ptrdiff_t n; } cmha_adamw_part;
 
 enum { CMHA_ADD, CMHA_SUBTRACT, CMHA_MULTIPLY, CMHA_DIVIDE };
 enum { CMHA_LESS, CMHA_LESS_EQUAL, CMHA_EQUAL, CMHA_NOT_EQUAL };
@@ -83,9 +93,9 @@ KERNEL(log_softmax_backward, (float *dx, const float *dy, const float *y, ptrdif
 KERNEL(cross_entropy, (float *loss, int64_t *count, float *dlogits, const float *logits, const int64_t *targets, ptrdiff_t M, ptrdiff_t V, int64_t ignore_index, double *rows, int threads))
 
 /* layer_norm.c: x (M, N), gamma beta (N), beta may be NULL; stats (M, 3): mean as two floats (high, low),
-   1 / sigma. dx, dgamma, dbeta may each be NULL. */
+   1 / sigma. lanes: scratch, 32 N floats for every 512 rows, begun or full. */
 KERNEL(layer_norm_forward, (float *y, float *stats, const float *x, const float *gamma, const float *beta, ptrdiff_t M, ptrdiff_t N, float eps, int threads))
-KERNEL(layer_norm_backward, (float *dx, float *dgamma, float *dbeta, const float *dy, const float *x, const float *stats, const float *gamma, ptrdiff_t M, ptrdiff_t N, int threads))
+KERNEL(layer_norm_backward, (float *dx, float *dgamma, float *dbeta, const float *dy, const float *x, const float *stats, const float *gamma, ptrdiff_t M, ptrdiff_t N, float *lanes, int threads))
 
 /* embedding.c: ids (n) into weight (V, D) */
 KERNEL(embedding_forward, (float *y, const float *weight, const int64_t *ids, ptrdiff_t n, ptrdiff_t D, int threads))
@@ -95,10 +105,10 @@ KERNEL(embedding_backward, (float *dweight, const float *dy, const int64_t *ids,
    backward is the same function of dy */
 KERNEL(dropout, (float *y, const float *x, ptrdiff_t n, float p, uint64_t seed, uint64_t stream, uint64_t first, int threads))
 
-/* matmul.c: c (batch, M, N) = a (batch, M, K) @ b (batch, K, N) [+ c when accumulate] [+ bias (N), or NULL]; c.col is 1.
-   scratch: cmha_matmul_scratch(...) floats, 64-byte aligned. matmul_naive: the same bits by three plain loops. */
-KERNEL(matmul, (const cmha_matrix *c, const cmha_matrix *a, const cmha_matrix *b, const float *bias, ptrdiff_t batch, ptrdiff_t M, ptrdiff_t N, ptrdiff_t K, int accumulate, float *scratch, int threads))
-KERNEL(matmul_naive, (const cmha_matrix *c, const cmha_matrix *a, const cmha_matrix *b, const float *bias, ptrdiff_t batch, ptrdiff_t M, ptrdiff_t N, ptrdiff_t K, int accumulate))
+/* matmul.c: c (batch, M, N) = a (batch, M, K) @ b (batch, K, N) [+ c when accumulate], then `after` (NULL: nothing);
+   c.col is 1. scratch: cmha_matmul_scratch(...) floats, 64-byte aligned. matmul_naive: the same bits by plain loops. */
+KERNEL(matmul, (const cmha_matrix *c, const cmha_matrix *a, const cmha_matrix *b, const cmha_epilogue *after, ptrdiff_t batch, ptrdiff_t M, ptrdiff_t N, ptrdiff_t K, int accumulate, float *scratch, int threads))
+KERNEL(matmul_naive, (const cmha_matrix *c, const cmha_matrix *a, const cmha_matrix *b, const cmha_epilogue *after, ptrdiff_t batch, ptrdiff_t M, ptrdiff_t N, ptrdiff_t K, int accumulate))
 KERNEL(matmul_scratch, (ptrdiff_t *floats, ptrdiff_t M, ptrdiff_t N, ptrdiff_t K, int threads))
 
 /* attention.c: y (B, H, T, hd), row_max and row_sum (B, H, T): softmax weight = exp2(s - row_max) / row_sum, scores s in
@@ -110,5 +120,5 @@ KERNEL(attention_weights, (float *weights, const float *row_max, const float *ro
 KERNEL(attention_backward, (const cmha_heads *dq, const cmha_heads *dk, const cmha_heads *dv, const cmha_heads *dy, const cmha_heads *y, const float *row_max, const float *row_sum, const cmha_heads *q, const cmha_heads *k, const cmha_heads *v, const cmha_attention *call, float *scratch, int threads))
 KERNEL(attention_scratch, (ptrdiff_t *floats, const cmha_attention *call, int backward, int threads))
 
-/* adamw.c: one step of one parameter, gradient scaled by grad_scale first; correction1, 2 are 1 - beta^t */
-KERNEL(adamw, (float *p, float *m, float *v, const float *g, ptrdiff_t n, double lr, double beta1, double beta2, double eps, double weight_decay, double correction1, double correction2, double grad_scale, int threads))
+/* adamw.c: one step of `count` parameters, gradients scaled by grad_scale first; correction1, 2 are 1 - beta^t */
+KERNEL(adamw, (const cmha_adamw_part *parts, ptrdiff_t count, double lr, double beta1, double beta2, double eps, double weight_decay, double correction1, double correction2, double grad_scale, int threads))

@@ -9,7 +9,8 @@ Layer normalisation (Ba, Kiros & Hinton 2016, arXiv:1607.06450) of the rows of x
 
 The mean is summed in double and kept as two floats, so that x - mean is right even where mean >> sigma; the variance is
 a second pass (the one-pass E[x^2] - E[x]^2 cancels to nothing there). stats (M, 3) = mean high, mean low, 1 / sigma is
-what backward needs besides x. Sums are in the order of sums.h. Threads take rows, for dgamma and dbeta columns.
+what backward needs besides x. Sums are in the order of sums.h. Threads take rows; in backward all rows of one lane of
+dgamma's and dbeta's sums (every sixteenth of a block of 512), and then columns, to add the lanes.
 */
 #include "variant.h"
 #include "sums.h"
@@ -64,14 +65,18 @@ INLINE void add_products(v16 *g_lanes, v16 *gx_lanes, const float *dy, const flo
     *gx_lanes = v_add(*gx_lanes, part_keep(v_mul(g, normalised(part_load(x, width), s)), width));
 }
 
-INLINE void input_gradient(float *dx, const float *dy, const float *x, const float *gamma, const row_stats *s,
-                           v16 g_mean, v16 gx_mean, int width) {
-    v16 g = v_mul(part_load(dy, width), part_load(gamma, width)), x_hat = normalised(part_load(x, width), s);
+/* dx, and the row's terms of dbeta and dgamma added to their lane. */
+INLINE void input_gradient(float *dx, float *beta_lane, float *gamma_lane, const float *dy, const float *x,
+                           const float *gamma, const row_stats *s, v16 g_mean, v16 gx_mean, int width) {
+    v16 d = part_load(dy, width), g = v_mul(d, part_load(gamma, width)), x_hat = normalised(part_load(x, width), s);
     part_store(dx, v_mul(s->inverse, v_sub(v_sub(g, g_mean), v_mul(x_hat, gx_mean))), width);
+    part_store(beta_lane, v_add(part_load(beta_lane, width), d), width);
+    part_store(gamma_lane, v_add(part_load(gamma_lane, width), v_mul(d, x_hat)), width);
 }
 
-static void backward_row(float *restrict dx, const float *restrict dy, const float *restrict x,
-                         const float *restrict stats, const float *restrict gamma, ptrdiff_t N) {
+static void backward_row(float *restrict dx, float *restrict beta_lane, float *restrict gamma_lane,
+                         const float *restrict dy, const float *restrict x, const float *restrict stats,
+                         const float *restrict gamma, ptrdiff_t N) {
     const row_stats s = stats_of(stats);
     double g_total = 0, gx_total = 0;
     for (ptrdiff_t block = 0; block < N; block += SUM_BLOCK) {
@@ -84,51 +89,51 @@ static void backward_row(float *restrict dx, const float *restrict dy, const flo
         gx_total += (double)v_sum(gx_lanes);
     }
     const v16 g_mean = v_set1((float)(g_total / (double)N)), gx_mean = v_set1((float)(gx_total / (double)N));
+#define ROW(width) \
+    input_gradient(dx + j, beta_lane + j, gamma_lane + j, dy + j, x + j, gamma + j, &s, g_mean, gx_mean, width)
     ptrdiff_t j = 0;
-    for (; j + 16 <= N; j += 16) input_gradient(dx + j, dy + j, x + j, gamma + j, &s, g_mean, gx_mean, 16);
-    if (j < N) input_gradient(dx + j, dy + j, x + j, gamma + j, &s, g_mean, gx_mean, (int)(N - j));
+    for (; j + 16 <= N; j += 16) ROW(16);
+    if (j < N) ROW((int)(N - j));
+#undef ROW
 }
 
-/* dgamma and dbeta of `width` <= SUM_STRIP columns: sums over rows, term number = row number. */
-static void backward_strip(float *dgamma, float *dbeta, const float *dy, const float *x, const float *stats,
-                           ptrdiff_t M, ptrdiff_t N, ptrdiff_t width) {
-    float gamma_lanes[16 * SUM_STRIP], beta_lanes[16 * SUM_STRIP];
-    double gamma_totals[SUM_STRIP] = {0}, beta_totals[SUM_STRIP] = {0};
-    for (ptrdiff_t block = 0; block < M; block += SUM_BLOCK) {
-        strip_begin(gamma_lanes);
-        strip_begin(beta_lanes);
-        for (ptrdiff_t i = block; i < smaller(block + SUM_BLOCK, M); i++) {
-            const row_stats s = stats_of(stats + 3 * i);
-            for (ptrdiff_t c = 0; c < width; c += 16) {
-                const int part = (int)smaller(16, width - c);
-                v16 d = part_load(dy + i * N + c, part);
-                strip_add(beta_lanes, i, c, d);
-                strip_add(gamma_lanes, i, c, v_mul(d, normalised(part_load(x + i * N + c, part), &s)));
-            }
-        }
-        strip_end(gamma_totals, gamma_lanes, width);
-        strip_end(beta_totals, beta_lanes, width);
+/* `width` <= 16 columns of y = the sums whose lanes are rows of `lanes`, 16 to a block, `row` floats apart. */
+static void add_lanes(float *y, const float *lanes, ptrdiff_t row, ptrdiff_t blocks, int width) {
+    d16 total = d_zero();
+    for (ptrdiff_t b = 0; b < blocks; b++, lanes += 16 * row) {
+        v16 r[16];
+        for (int k = 0; k < 16; k++) r[k] = part_load(lanes + k * row, width);
+        for (int half = 8; half >= 1; half /= 2)
+            for (int k = 0; k < half; k++) r[k] = v_add(r[k], r[k + half]);
+        total = d_add(total, d_from(r[0]));
     }
-    for (ptrdiff_t c = 0; c < width; c++) {
-        if (dgamma) dgamma[c] = (float)gamma_totals[c];
-        if (dbeta) dbeta[c] = (float)beta_totals[c];
-    }
+    float sums[16];
+    d_store_floats(sums, total);
+    memcpy(y, sums, sizeof(float) * (size_t)width);
 }
 
 void KERNEL_NAME(layer_norm_backward)(float *dx, float *dgamma, float *dbeta, const float *dy, const float *x,
-                                      const float *stats, const float *gamma, ptrdiff_t M, ptrdiff_t N, int threads) {
+                                      const float *stats, const float *gamma, ptrdiff_t M, ptrdiff_t N, float *lanes,
+                                      int threads) {
+    const ptrdiff_t blocks = (M + SUM_BLOCK - 1) / SUM_BLOCK;
     CMHA_PARALLEL(threads, {
         ptrdiff_t begin, end;
-        if (dgamma || dbeta) {
-            thread_share(N, 16, &begin, &end);
-            for (ptrdiff_t j = begin; j < end; j += SUM_STRIP)
-                backward_strip(dgamma ? dgamma + j : NULL, dbeta ? dbeta + j : NULL, dy + j, x + j, stats, M, N,
-                               smaller(SUM_STRIP, end - j));
+        thread_share(16 * blocks, 1, &begin, &end);
+        for (ptrdiff_t u = begin; u < end; u++) { /* lane u % 16 of block u / 16 */
+            float *beta_lane = lanes + u * 2 * N, *gamma_lane = beta_lane + N;
+            const ptrdiff_t stop = smaller((u / 16 + 1) * SUM_BLOCK, M);
+            memset(beta_lane, 0, sizeof(float) * (size_t)(2 * N));
+            for (ptrdiff_t i = u / 16 * SUM_BLOCK + u % 16; i < stop; i += 16)
+                backward_row(dx + i * N, beta_lane, gamma_lane, dy + i * N, x + i * N, stats + 3 * i, gamma, N);
         }
-        if (dx) {
-            thread_share(M, 1, &begin, &end);
-            for (ptrdiff_t i = begin; i < end; i++)
-                backward_row(dx + i * N, dy + i * N, x + i * N, stats + 3 * i, gamma, N);
+    })
+    CMHA_PARALLEL(threads, {
+        ptrdiff_t begin, end;
+        thread_share(N, 16, &begin, &end);
+        for (ptrdiff_t j = begin; j < end; j += 16) {
+            const int width = (int)smaller(16, end - j);
+            add_lanes(dbeta + j, lanes + j, 2 * N, blocks, width);
+            add_lanes(dgamma + j, lanes + N + j, 2 * N, blocks, width);
         }
     })
 }

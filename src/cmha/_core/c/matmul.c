@@ -1,16 +1,19 @@
 /*
-c (batch, M, N) = a (batch, M, K) @ b (batch, K, N) [+ c] [+ bias (N)], any strides for a and b.
+c (batch, M, N) = a (batch, M, K) @ b (batch, K, N) [+ c] [+ bias (N)] [+ residual (batch, M, N)], any strides for a
+and b; and, where asked for, activated = gelu(c), while c's rows are still in the cache.
 
 Order of the sum, the same for every shape, layout, thread count and instruction set, and for matmul_naive:
 
     s = +0;  s = fma(a[i, p], b[p, j], s)  for the KC = 384 terms p of a block, ascending
     c[i, j] = +0, or what it was when `accumulate`;  c[i, j] += s  for every block, ascending;  c[i, j] += bias[j]
+    c[i, j] += residual[i, j]
 
 Two ways through the data (the tile and packing are in gemm.h):
     block_product   blocks of C, for matrices: BLIS's loops, named below
     row_product     M = 1 and contiguous rows of b: streams them once, a strip of outputs stays in the L1 cache
 */
 #include "gemm.h"
+#include "vmath.h"
 
 #define MC 72                      /* rows of a packed block of A: MC * KC floats are 108 KB of L2 */
 #define NC (NV == 1 ? 192 : 672)   /* columns of a packed block of B: 288 KB of a 512 KB L2, 1 MB of 2 MB (AVX-512) */
@@ -28,9 +31,27 @@ void KERNEL_NAME(matmul_scratch)(ptrdiff_t *floats, ptrdiff_t M, ptrdiff_t N, pt
     *floats = threads * (turned > straight ? turned : straight);
 }
 
+/* c (m, n), all sums and the bias done: the rest of `after`, whose matrices are moved to where c is. */
+static void finish_rows(float *c, ptrdiff_t c_row, const cmha_epilogue *after, ptrdiff_t m, ptrdiff_t n) {
+    if (!after->residual && !after->activated) return;
+    for (ptrdiff_t i = 0; i < m; i++)
+        for (ptrdiff_t j = 0; j < n; j += 16) {
+            const ptrdiff_t at = i * c_row + j, left = n - j;
+            v16 x = v_load_up_to(c + at, left);
+            if (after->residual) v_store_up_to(c + at, x = v_add(x, v_load_up_to(after->residual + at, left)), left);
+            if (after->activated) v_store_up_to(after->activated + at, v_gelu(x), left);
+        }
+}
+
+/* The same epilogue for a part of c that starts `by` elements further on, at column j. */
+static cmha_epilogue moved(const cmha_epilogue *after, ptrdiff_t by, ptrdiff_t j) {
+    return (cmha_epilogue){after->bias ? after->bias + j : NULL, after->residual ? after->residual + by : NULL,
+                           after->activated ? after->activated + by : NULL};
+}
+
 /* c (m, n), n <= NC, as one thread does it. */
-static void block_product(float *c, ptrdiff_t c_row, view a, view b, const float *bias, ptrdiff_t m, ptrdiff_t n,
-                          ptrdiff_t K, int accumulate, float *packed_b, float *packed_a) {
+static void block_product(float *c, ptrdiff_t c_row, view a, view b, const cmha_epilogue *after, ptrdiff_t m,
+                          ptrdiff_t n, ptrdiff_t K, int accumulate, float *packed_b, float *packed_a) {
     const int by_column = a.col != 1, a_in_place = a.col == 1 || (a.row == 1 && (a.col <= IN_PLACE || n <= 2 * NR));
     const int b_in_place = b.col == 1 && (m <= MR || (b.row <= IN_PLACE && (m <= 2 * MR || n <= 64)));
     const ptrdiff_t n_last = n % NR;
@@ -49,7 +70,8 @@ static void block_product(float *c, ptrdiff_t c_row, view a, view b, const float
             s.b = packed_b, s.b_panel = PANEL(s.k), s.b_row = NR;
             s.b_last = packed_b + n / NR * PANEL(s.k), s.b_last_row = NR;
         }
-        s.bias = k0 + KC >= K ? bias : NULL;
+        const int last = k0 + KC >= K;
+        s.bias = last ? after->bias : NULL;
         for (ptrdiff_t i0 = 0; i0 < m; i0 += MC) { /* loop 3: blocks of rows */
             ptrdiff_t rows = smaller(MC, m - i0);
             view a_block = {a.data + i0 * a.row + k0 * a.col, a.row, a.col};
@@ -60,6 +82,10 @@ static void block_product(float *c, ptrdiff_t c_row, view a, view b, const float
                 s.a = a_in_place ? a_block.data + i * a.row : packed_a + i * s.k;
                 s.a_step = !a_in_place ? r : by_column ? a.col : a.row;
                 strip_run(&s, r, by_column);
+                if (last) {
+                    const cmha_epilogue here = moved(after, (i0 + i) * c_row, 0);
+                    finish_rows(s.c, c_row, &here, r, n);
+                }
             }
         }
     }
@@ -92,7 +118,8 @@ static void row_block(float *sum, const float *x, ptrdiff_t x_step, const float 
 }
 
 /* c (1, n) = a (1, K) @ b (K, n) with b.col = 1, as one thread does it. */
-static void row_product(float *c, view a, view b, const float *bias, ptrdiff_t n, ptrdiff_t K, int accumulate) {
+static void row_product(float *c, view a, view b, const cmha_epilogue *after, ptrdiff_t n, ptrdiff_t K,
+                        int accumulate) {
     float sum[ROW_STRIP];
     for (ptrdiff_t j0 = 0; j0 < n; j0 += ROW_STRIP) {
         const ptrdiff_t columns = smaller(ROW_STRIP, n - j0);
@@ -100,22 +127,25 @@ static void row_product(float *c, view a, view b, const float *bias, ptrdiff_t n
             row_block(sum, a.data + k0 * a.col, a.col, b.data + k0 * b.row + j0, b.row, smaller(KC, K - k0), columns);
             for (ptrdiff_t j = 0; j < columns; j++) c[j0 + j] = (accumulate || k0 ? c[j0 + j] : 0.0f) + sum[j];
         }
-        for (ptrdiff_t j = 0; bias && j < columns; j++) c[j0 + j] += bias[j0 + j];
+        const cmha_epilogue here = moved(after, j0, j0);
+        for (ptrdiff_t j = 0; here.bias && j < columns; j++) c[j0 + j] += here.bias[j];
+        finish_rows(c + j0, 0, &here, 1, columns);
     }
 }
 
 /* K = 0: no block is added. */
-static void no_product(float *c, const float *bias, ptrdiff_t n, int accumulate) {
+static void no_product(float *c, const cmha_epilogue *after, ptrdiff_t n, int accumulate) {
     for (ptrdiff_t j = 0; j < n; j++) {
         float start = accumulate ? c[j] : 0.0f;
-        c[j] = bias ? start + bias[j] : start;
+        c[j] = after->bias ? start + after->bias[j] : start;
     }
+    finish_rows(c, 0, after, 1, n);
 }
 
 /* One call and how it is cut: C into blocks of `width` columns, those into row tiles; a thread takes a run of tiles. */
 typedef struct {
     const cmha_matrix *c, *a, *b;
-    const float *bias;
+    const cmha_epilogue *after;
     ptrdiff_t batch, M, N, K, m_tiles, n_blocks, width;
     int accumulate;
     float *scratch;
@@ -136,7 +166,7 @@ static void plan(job *w, int threads) {
 
 static void run_share(const job *w) {
     const ptrdiff_t size_b = scratch_b(w->N, w->K), size_a = scratch_a(w->M, w->K);
-    float *packed_b = w->scratch + thread_number() * (size_b + size_a);
+    float *packed_b = w->scratch + scratch_number() * (size_b + size_a);
     ptrdiff_t begin, end;
     thread_share(w->batch * w->n_blocks * w->m_tiles, 1, &begin, &end);
     for (ptrdiff_t t = begin, run; t < end; t += run) { /* BLIS loop 5 and the batch: a run of row tiles in one block */
@@ -146,31 +176,36 @@ static void run_share(const job *w) {
         float *c = w->c->data + w->c->offsets[item] + i * w->c->row + j;
         view a = {w->a->data + w->a->offsets[item] + i * w->a->row, w->a->row, w->a->col};
         view b = {w->b->data + w->b->offsets[item] + j * w->b->col, w->b->row, w->b->col};
-        const float *bias = w->bias ? w->bias + j : NULL;
+        const cmha_epilogue after = moved(w->after, c - w->c->data, j);
         if (w->K == 0)
-            for (ptrdiff_t r = 0; r < m; r++) no_product(c + r * w->c->row, bias, n, w->accumulate);
+            for (ptrdiff_t r = 0; r < m; r++) {
+                const cmha_epilogue row = moved(&after, r * w->c->row, 0);
+                no_product(c + r * w->c->row, &row, n, w->accumulate);
+            }
         else if (w->M == 1 && b.col == 1 && n >= 16)
-            row_product(c, a, b, bias, n, w->K, w->accumulate);
+            row_product(c, a, b, &after, n, w->K, w->accumulate);
         else
-            block_product(c, w->c->row, a, b, bias, m, n, w->K, w->accumulate, packed_b, packed_b + size_b);
+            block_product(c, w->c->row, a, b, &after, m, n, w->K, w->accumulate, packed_b, packed_b + size_b);
     }
 }
 
-void KERNEL_NAME(matmul)(const cmha_matrix *c, const cmha_matrix *a, const cmha_matrix *b, const float *bias,
+void KERNEL_NAME(matmul)(const cmha_matrix *c, const cmha_matrix *a, const cmha_matrix *b, const cmha_epilogue *after,
                          ptrdiff_t batch, ptrdiff_t M, ptrdiff_t N, ptrdiff_t K, int accumulate, float *scratch,
                          int threads) {
     if (batch == 0 || M == 0 || N == 0) return;
-    job w = {c, a, b, bias, batch, M, N, K, 0, 0, 0, accumulate, scratch};
+    const cmha_epilogue nothing = {NULL, NULL, NULL};
+    job w = {c, a, b, after ? after : &nothing, batch, M, N, K, 0, 0, 0, accumulate, scratch};
     cmha_matrix a_turned = {b->data, b->offsets, b->col, b->row}, b_turned = {a->data, a->offsets, a->col, a->row};
-    const int turned = N == 1 && M > 1 && c->row == 1 && !bias; /* one column is the row of the transposed product */
+    const int turned = N == 1 && M > 1 && c->row == 1 && !after; /* one column is the row of the transposed product */
     if (turned) w.a = &a_turned, w.b = &b_turned, w.M = 1, w.N = M;
     plan(&w, threads);
     CMHA_PARALLEL(threads, { run_share(&w); })
 }
 
 /* The definition, in three loops. */
-void KERNEL_NAME(matmul_naive)(const cmha_matrix *c, const cmha_matrix *a, const cmha_matrix *b, const float *bias,
-                               ptrdiff_t batch, ptrdiff_t M, ptrdiff_t N, ptrdiff_t K, int accumulate) {
+void KERNEL_NAME(matmul_naive)(const cmha_matrix *c, const cmha_matrix *a, const cmha_matrix *b,
+                               const cmha_epilogue *after, ptrdiff_t batch, ptrdiff_t M, ptrdiff_t N, ptrdiff_t K,
+                               int accumulate) {
     for (ptrdiff_t item = 0; item < batch; item++)
         for (ptrdiff_t i = 0; i < M; i++)
             for (ptrdiff_t j = 0; j < N; j++) {
@@ -184,6 +219,8 @@ void KERNEL_NAME(matmul_naive)(const cmha_matrix *c, const cmha_matrix *a, const
                         sum = f_fma(row[p * a->col], column[p * b->row], sum);
                     *y += sum;
                 }
-                if (bias) *y += bias[j];
+                if (after && after->bias) *y += after->bias[j];
+                if (after && after->residual) *y += after->residual[y - c->data];
+                if (after && after->activated) v_store_n(after->activated + (y - c->data), v_gelu(v_load_n(y, 1)), 1);
             }
 }

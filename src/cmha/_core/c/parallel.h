@@ -1,15 +1,16 @@
 /*
 The only file that names OpenMP (team.c runs what it marks). Without gcc's -fopenmp every block runs on one thread.
 
-    CMHA_PARALLEL(threads, {
+    CMHA_PARALLEL(parts, {
         ptrdiff_t begin, end;
-        thread_share(rows, 1, &begin, &end);       // this thread's part of `rows`, in whole units
+        thread_share(rows, 1, &begin, &end);       // this part of `rows`, in whole units
         for (ptrdiff_t i = begin; i < end; i++) ...
     })
 
-One thread runs the same block without a region. Parts are whole outputs, or whole blocks of a sum (design: threads never
-split the inside of a sum), so the number of threads changes no bit, nor does who runs a part: thread_number() and
-thread_count() are those of the part, and a thread may run several.
+One part runs the same block without a region. Parts are whole outputs, or whole blocks of a sum (design: threads never
+split the inside of a sum), so the number of parts changes no bit, nor does who runs one: thread_number() and
+thread_count() are those of the part. Large work has a few parts for every thread, so that one that is held up by other
+programs leaves its rest to the others. scratch_number(), below the number of parts, is the thread's own.
 */
 #ifndef CMHA_PARALLEL_H
 #define CMHA_PARALLEL_H
@@ -17,25 +18,29 @@ thread_count() are those of the part, and a thread may run several.
 #include <stddef.h>
 
 #ifdef _OPENMP
-typedef struct { int number, count; } cmha_part_of;
-extern _Thread_local cmha_part_of cmha_part __attribute__((visibility("hidden"))); /* {0, 1} outside a region */
+typedef struct { int number, count, member; } cmha_part_of;
+extern _Thread_local cmha_part_of cmha_part __attribute__((visibility("hidden"))); /* {0, 1, 0} outside */
 
 #define CMHA_PRAGMA(text) _Pragma(#text)
-#define CMHA_PARALLEL(threads, ...)                                          \
-    if ((threads) > 1) {                                                     \
-        CMHA_PRAGMA(omp parallel num_threads(threads)) __VA_ARGS__           \
+#define CMHA_PARALLEL(parts, ...)                                            \
+    if ((parts) > 1) {                                                       \
+        CMHA_PRAGMA(omp parallel num_threads(parts)) __VA_ARGS__             \
     } else __VA_ARGS__
+void cmha_team_limit(int threads) __attribute__((visibility("hidden"))); /* how many may work on one region */
 static inline int thread_number(void) { return cmha_part.number; }
 static inline int thread_count(void) { return cmha_part.count; }
+static inline int scratch_number(void) { return cmha_part.member; }
 static inline int threads_available(void) { return 1; }
 #else
-#define CMHA_PARALLEL(threads, ...) __VA_ARGS__
+#define CMHA_PARALLEL(parts, ...) __VA_ARGS__
+static inline void cmha_team_limit(int threads) { (void)threads; }
 static inline int thread_number(void) { return 0; }
 static inline int thread_count(void) { return 1; }
+static inline int scratch_number(void) { return 0; }
 static inline int threads_available(void) { return 0; }
 #endif
 
-/* Part of `n` items for this thread, cut at multiples of `unit`. */
+/* This part of `n` items, cut at multiples of `unit`. */
 static inline void thread_share(ptrdiff_t n, ptrdiff_t unit, ptrdiff_t *begin, ptrdiff_t *end) {
     ptrdiff_t units = (n + unit - 1) / unit, count = thread_count(), number = thread_number();
     ptrdiff_t each = units / count, extra = units % count;

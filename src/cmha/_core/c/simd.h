@@ -302,14 +302,53 @@ INLINE m16 m_from_bytes(const uint8_t *p, int n) {
     return m_from_bits(bits);
 }
 
-/* The fixed tree over 16 lanes. */
-INLINE float lanes_sum(const float *r) {
-    float s8[8], s4[4];
-    for (int i = 0; i < 8; i++) s8[i] = r[i] + r[i + 8];
-    for (int i = 0; i < 4; i++) s4[i] = s8[i] + s8[i + 4];
-    return (s4[0] + s4[2]) + (s4[1] + s4[3]); /* distances 2, then 1 */
+/* The fixed tree over 16 lanes: lane i and lane i + 8, then 4, 2, 1 apart. And d16, 16 lanes of double. */
+#if defined(__AVX2__)
+#ifdef CMHA_AVX512
+#define V_LOW(a) _mm512_castps512_ps256(a)
+#define V_HIGH(a) _mm512_extractf32x8_ps(a, 1)
+#else
+#define V_LOW(a) (a).lo
+#define V_HIGH(a) (a).hi
+#endif
+INLINE float v_sum(v16 a) {
+    __m256 s8 = _mm256_add_ps(V_LOW(a), V_HIGH(a));
+    __m128 s4 = _mm_add_ps(_mm256_castps256_ps128(s8), _mm256_extractf128_ps(s8, 1));
+    __m128 s2 = _mm_add_ps(s4, _mm_movehl_ps(s4, s4));
+    return _mm_cvtss_f32(_mm_add_ss(s2, _mm_movehdup_ps(s2)));
 }
-INLINE float v_sum(v16 a) { float r[16]; v_store(r, a); return lanes_sum(r); }
+typedef struct { __m256d r[4]; } d16;
+INLINE d16 d_zero(void) { __m256d z = _mm256_setzero_pd(); return (d16){{z, z, z, z}}; }
+INLINE d16 d_from(v16 a) {
+    __m256 lo = V_LOW(a), hi = V_HIGH(a);
+    return (d16){{_mm256_cvtps_pd(_mm256_castps256_ps128(lo)), _mm256_cvtps_pd(_mm256_extractf128_ps(lo, 1)),
+                  _mm256_cvtps_pd(_mm256_castps256_ps128(hi)), _mm256_cvtps_pd(_mm256_extractf128_ps(hi, 1))}};
+}
+INLINE d16 d_load(const double *p) { d16 y; for (int i = 0; i < 4; i++) y.r[i] = _mm256_loadu_pd(p + 4 * i); return y; }
+INLINE d16 d_add(d16 a, d16 b) { for (int i = 0; i < 4; i++) a.r[i] = _mm256_add_pd(a.r[i], b.r[i]); return a; }
+INLINE d16 d_mul(d16 a, d16 b) { for (int i = 0; i < 4; i++) a.r[i] = _mm256_mul_pd(a.r[i], b.r[i]); return a; }
+INLINE double d_sum(d16 a) {
+    __m256d s4 = _mm256_add_pd(_mm256_add_pd(a.r[0], a.r[2]), _mm256_add_pd(a.r[1], a.r[3]));
+    __m128d s2 = _mm_add_pd(_mm256_castpd256_pd128(s4), _mm256_extractf128_pd(s4, 1));
+    return _mm_cvtsd_f64(_mm_add_sd(s2, _mm_unpackhi_pd(s2, s2)));
+}
+INLINE void d_store_floats(float *p, d16 a) { for (int i = 0; i < 4; i++) _mm_storeu_ps(p + 4 * i, _mm256_cvtpd_ps(a.r[i])); }
+#else
+#define LANES_SUM(type, r) \
+    type s8[8], s4[4]; \
+    for (int i = 0; i < 8; i++) s8[i] = r[i] + r[i + 8]; \
+    for (int i = 0; i < 4; i++) s4[i] = s8[i] + s8[i + 4]; \
+    return (s4[0] + s4[2]) + (s4[1] + s4[3])
+INLINE float v_sum(v16 a) { float r[16]; v_store(r, a); LANES_SUM(float, r); }
+typedef struct { double r[16]; } d16;
+INLINE d16 d_zero(void) { return (d16){{0}}; }
+INLINE d16 d_from(v16 a) { float t[16]; d16 y; v_store(t, a); for (int i = 0; i < 16; i++) y.r[i] = (double)t[i]; return y; }
+INLINE d16 d_load(const double *p) { d16 y; for (int i = 0; i < 16; i++) y.r[i] = p[i]; return y; }
+INLINE d16 d_add(d16 a, d16 b) { for (int i = 0; i < 16; i++) a.r[i] += b.r[i]; return a; }
+INLINE d16 d_mul(d16 a, d16 b) { for (int i = 0; i < 16; i++) a.r[i] *= b.r[i]; return a; }
+INLINE double d_sum(d16 a) { LANES_SUM(double, a.r); }
+INLINE void d_store_floats(float *p, d16 a) { for (int i = 0; i < 16; i++) p[i] = (float)a.r[i]; }
+#endif
 INLINE float v_highest(v16 a) {
     float r[16], m;
     v_store(r, a);

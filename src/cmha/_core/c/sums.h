@@ -42,21 +42,19 @@ INLINE void part_store(float *p, v16 a, int width) {
         total += (double)v_sum(lanes);                                        \
     }
 
-/* The same tree as lanes_sum. */
-INLINE double double_lanes_sum(double *r) {
-    for (int k = 0; k < 8; k++) r[k] += r[k + 8];
-    for (int k = 0; k < 4; k++) r[k] += r[k + 4];
-    return (r[0] + r[2]) + (r[1] + r[3]);
+/* Terms of x, or of x^2 (exact in double), for 16 lanes. */
+INLINE d16 double_terms(v16 x, int squares) {
+    const d16 terms = d_from(x);
+    return squares ? d_mul(terms, terms) : terms;
 }
 
-/* One block of n <= 512 terms, lanes in double: of x, or of x^2 (exact in double). */
+/* One block of n <= 512 terms, lanes in double. */
 INLINE double double_block(const float *x, ptrdiff_t n, int squares) {
-    double lanes[16] = {0};
+    d16 lanes = d_zero();
     ptrdiff_t i = 0;
-    for (; i + 16 <= n; i += 16)
-        for (int k = 0; k < 16; k++) lanes[k] += squares ? (double)x[i + k] * (double)x[i + k] : (double)x[i + k];
-    for (int k = 0; i < n; i++, k++) lanes[k] += squares ? (double)x[i] * (double)x[i] : (double)x[i];
-    return double_lanes_sum(lanes);
+    for (; i + 16 <= n; i += 16) lanes = d_add(lanes, double_terms(v_load(x + i), squares));
+    if (i < n) lanes = d_add(lanes, double_terms(v_load_n(x + i, (int)(n - i)), squares));
+    return d_sum(lanes);
 }
 
 INLINE double double_sum(const float *x, ptrdiff_t n) {

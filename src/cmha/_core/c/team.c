@@ -6,7 +6,7 @@ Why not libgomp: its region ends only when every thread has been there. On a mac
 its core for milliseconds, and every region of a training step waits for it (measured: 15 to 60 times slower with two
 threads than with one, beside one busy program). Here a region is a number of parts, and whoever is free claims the next
 one; the caller claims too, so it never waits for a thread that has not begun. Parts are whole outputs, numbered by
-thread_number(), so who computes a part changes no bit.
+thread_number(), so who computes a part changes no bit; there may be more of them than threads.
 
     caller   writes the job, opens it by one store, wakes sleepers, works on parts, waits for those still being worked on
     worker   spins a while for a part (a step has many regions), then sleeps until it is woken
@@ -22,7 +22,7 @@ thread_number(), so who computes a part changes no bit.
 #include <time.h>
 
 #define SPINS 50000         /* pauses, a millisecond or two: a worker stays awake through a step's serial parts */
-#define MAX_WORKERS 1023   /* set_num_threads takes up to 1024 */
+#define MAX_WORKERS 1023    /* set_num_threads takes up to 1024 */
 #define WORKER_STACK (2 << 20)
 
 #if defined(__x86_64__) || defined(__i386__)
@@ -33,7 +33,7 @@ thread_number(), so who computes a part changes no bit.
 #define PAUSE() ((void)0)
 #endif
 
-_Thread_local cmha_part_of cmha_part = {0, 1};
+_Thread_local cmha_part_of cmha_part = {0, 1, 0};
 
 static struct {
     _Atomic uint64_t job; /* number of the job << 32 | parts << 16 | next part; claimed by adding 1 */
@@ -42,18 +42,20 @@ static struct {
     atomic_flag taken; /* a caller owns the team */
     void (*body)(void *);
     void *data;
+    int members;          /* threads that may work on the job: the caller, and workers below this number */
+    int limit;            /* the most that may ever */
     int workers, fork_watched;
     pthread_mutex_t lock;
     pthread_cond_t wake;
-} team = {.taken = ATOMIC_FLAG_INIT, .lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER};
+} team = {.limit = 1, .taken = ATOMIC_FLAG_INIT, .lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER};
 
 static int parts_of(uint64_t job) { return (int)(job >> 16 & 0xffff); }
 static int next_of(uint64_t job) { return (int)(job & 0xffff); }
 
 /* A part of the open job that nobody has begun, or -1. body and data are those of the job until the part is done. */
-static int claim(int *parts) {
+static int claim(int member, int *parts) {
     uint64_t job = atomic_load_explicit(&team.job, memory_order_acquire);
-    while (next_of(job) < parts_of(job))
+    while (next_of(job) < parts_of(job) && member < team.members)
         if (atomic_compare_exchange_weak_explicit(&team.job, &job, job + 1, memory_order_acq_rel, memory_order_acquire)) {
             *parts = parts_of(job);
             return next_of(job);
@@ -61,39 +63,39 @@ static int claim(int *parts) {
     return -1;
 }
 
-static void run(void (*body)(void *), void *data, int part, int parts) {
+static void run(void (*body)(void *), void *data, int part, int parts, int member) {
     const cmha_part_of before = cmha_part;
-    cmha_part = (cmha_part_of){part, parts};
+    cmha_part = (cmha_part_of){part, parts, member};
     body(data);
     cmha_part = before;
 }
 
-static void sleep_until_work(void) {
+static void sleep_until_work(int member) {
     pthread_mutex_lock(&team.lock);
     atomic_fetch_add(&team.sleeping, 1); /* before the look at the job: a caller opens it before it looks for sleepers */
     for (;;) {
         const uint64_t job = atomic_load(&team.job);
-        if (next_of(job) < parts_of(job)) break;
+        if (next_of(job) < parts_of(job) && member < team.members) break;
         pthread_cond_wait(&team.wake, &team.lock);
     }
     atomic_fetch_sub(&team.sleeping, 1);
     pthread_mutex_unlock(&team.lock);
 }
 
-static void *work(void *unused) {
-    (void)unused;
+static void *work(void *number) {
+    const int member = (int)(intptr_t)number;
     for (;;) {
         for (int spin = 0; spin < SPINS; spin++) {
-            int parts, part = claim(&parts);
+            int parts, part = claim(member, &parts);
             if (part < 0) {
                 PAUSE();
                 continue;
             }
-            run(team.body, team.data, part, parts);
+            run(team.body, team.data, part, parts, member);
             atomic_fetch_add_explicit(&team.done, 1, memory_order_release);
             spin = 0;
         }
-        sleep_until_work();
+        sleep_until_work(member);
     }
     return NULL;
 }
@@ -120,7 +122,7 @@ static void hire(int wanted) {
     pthread_attr_setstacksize(&attributes, WORKER_STACK);
     while (team.workers < wanted && team.workers < MAX_WORKERS) {
         pthread_t thread;
-        if (pthread_create(&thread, &attributes, work, NULL)) break;
+        if (pthread_create(&thread, &attributes, work, (void *)(intptr_t)(team.workers + 1))) break;
         team.workers++;
     }
     pthread_attr_destroy(&attributes);
@@ -134,18 +136,20 @@ static void wait_for(int done) {
     }
 }
 
-/* What the compiler calls for `omp parallel num_threads(threads)`. */
-__attribute__((visibility("hidden"))) void GOMP_parallel(void (*body)(void *), void *data, unsigned threads,
+void cmha_team_limit(int threads) { team.limit = threads; }
+
+/* What the compiler calls for `omp parallel num_threads(parts)`. */
+__attribute__((visibility("hidden"))) void GOMP_parallel(void (*body)(void *), void *data, unsigned count,
                                                          unsigned flags) {
-    const int parts = (int)threads;
+    const int parts = (int)count, members = parts < team.limit ? parts : team.limit;
     int own = 1, part, unused;
     (void)flags;
     if (atomic_flag_test_and_set_explicit(&team.taken, memory_order_acquire)) {
-        for (part = 0; part < parts; part++) run(body, data, part, parts);
+        for (part = 0; part < parts; part++) run(body, data, part, parts, 0);
         return;
     }
-    hire(parts - 1);
-    team.body = body, team.data = data;
+    hire(members - 1);
+    team.body = body, team.data = data, team.members = members;
     atomic_store_explicit(&team.done, 0, memory_order_relaxed);
     const uint64_t number = (atomic_load_explicit(&team.job, memory_order_relaxed) >> 32) + 1;
     atomic_store(&team.job, number << 32 | (uint64_t)parts << 16 | 1); /* open; part 0 is the caller's */
@@ -154,8 +158,8 @@ __attribute__((visibility("hidden"))) void GOMP_parallel(void (*body)(void *), v
         pthread_cond_broadcast(&team.wake);
         pthread_mutex_unlock(&team.lock);
     }
-    run(body, data, 0, parts);
-    for (; (part = claim(&unused)) >= 0; own++) run(body, data, part, parts);
+    run(body, data, 0, parts, 0);
+    for (; (part = claim(0, &unused)) >= 0; own++) run(body, data, part, parts, 0);
     wait_for(parts - own);
     atomic_flag_clear_explicit(&team.taken, memory_order_release);
 }
