@@ -71,13 +71,17 @@ def traced(runs, tmp_path, kind, fault, from_then_on=""):
     assert done.returncode == 0 and done.stdout, done.stderr
     ends, whole = json.loads(done.stdout), saving.contents(runs / "whole")
     before = (runs / "begun" / "checkpoints" / "step-2.safetensors").read_bytes()
+    seen = []
     for number in range(1, len(ends) + 1):
         folder = tmp_path / str(number)
         checkpoint, damaged = newest(folder)
         assert damaged == [] and checkpoint.step in (2, 3)
         assert (folder / "checkpoints" / "step-2.safetensors").read_bytes() == before
-        Trainer.resume(folder, saving.CORPUS, progress=False).run()
-        assert saving.contents(folder) == whole, f"{kind} {number}"
+        left = {name: data for name, data in saving.contents(folder).items() if ".tmp-" not in name}
+        if left not in seen:  # many calls leave the same
+            seen.append(left)
+            Trainer.resume(folder, saving.CORPUS, progress=False).run()
+            assert saving.contents(folder) == whole, f"{kind} {number}"
     return ends
 
 
@@ -253,7 +257,6 @@ def test_f3_a_file_size_limit_ends_the_run_with_the_old_checkpoint(text, tmp_pat
     assert saving.contents(tmp_path / "run")[name] == before[name]
     assert not [name for _, _, names in os.walk(tmp_path) for name in names if "tmp" in name]
     assert finished(*options, "--steps", 4, "--resume")[0] == 0  # and goes on when there is room
-    assert finished(*options[:-1], tmp_path / "other", "--steps", 4)[0] == 0
 
 
 @pytest.fixture
@@ -272,23 +275,18 @@ def test_f3_a_full_disk_and_a_read_only_one(small_disk, text):
     options = ["train", text, *SMALL, "--eval-interval", 2]
     run = ["--out", small_disk / "run", "--resume"]
     assert finished(*options, *run, "--steps", 2)[0] == 0
-    (small_disk / "filler").write_bytes(b"x" * 12000)
-    while True:
-        steps = newest(small_disk / "run")[0].step + 2
-        code, line = finished(*options, *run, "--steps", steps)
-        if code:
-            break
-        with open(small_disk / "filler", "ab") as filler:
-            filler.write(b"x" * 4096)
+    free = os.statvfs(small_disk)
+    (small_disk / "filler").write_bytes(bytes(free.f_bavail * free.f_bsize - 12000))  # less than a checkpoint needs
+    code, line = finished(*options, *run, "--steps", 4)
     assert code == 1 and line.startswith("cmha: error: No space left on device: ") and str(small_disk) in line
     checkpoint, damaged = newest(small_disk / "run")
-    assert damaged == [] and checkpoint.step == steps - 2
+    assert damaged == [] and checkpoint.step == 2
     assert not [name for _, _, names in os.walk(small_disk) for name in names if "tmp" in name]
     subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
-    for out in ([*run, "--steps", steps], ["--out", small_disk / "new", "--steps", 2]):
+    for out in ([*run, "--steps", 4], ["--out", small_disk / "new", "--steps", 2]):
         code, line = finished(*options, *out)
         assert code == 1 and line.startswith("cmha: error: Read-only file system: ")
-    assert newest(small_disk / "run")[0].step == steps - 2
+    assert newest(small_disk / "run")[0].step == 2
 
 
 def test_p6_memory_that_runs_out_is_one_line_and_no_folder(text, tmp_path):
