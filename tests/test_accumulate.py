@@ -243,5 +243,6 @@ def test_p6_the_estimate_knows_micro_batches_and_activation_checkpointing():
         program = [sys.executable, "-c", PEAK, str(batch), str(micro), str(again)]
         measured[micro, again] = int(subprocess.run(program, check=True, capture_output=True).stdout)
         estimate = bytes_needed(config, micro, batch // micro, bool(again))
-        assert 0.7 < measured[micro, again] / estimate < 1.15, (micro, again, estimate, measured)
+        more = 8 << 20  # what is imported only when a run begins
+        assert 0.7 * estimate < measured[micro, again] < 1.1 * estimate + more, (micro, again, estimate, measured)
     assert measured[16, 1] < measured[16, 0] / 2 and measured[2, 0] < measured[16, 0] / 2

@@ -182,12 +182,12 @@ def test_an_older_checkpoint_named_replaces_the_newer_ones(whole, tmp_path):
 
 
 def test_a_log_that_a_crash_cut_short_or_wrote_ahead_has_no_gap_and_nothing_twice(whole, tmp_path):
-    stop_after(trainer(tmp_path), 30).run()
+    stop_after(trainer(tmp_path), 31).run()
     lines = (tmp_path / "log.jsonl").read_text()
     for n, odd in enumerate((lines + '{"step": 30, "loss"', lines + '{"step": 30}\n', lines + '{"step": 99}\n\x00\n')):
         (tmp_path / "log.jsonl").write_text(odd)
         run = Trainer.resume(tmp_path, CORPUS, progress=False)
-        stop_after(run, 31 + n).run()
+        stop_after(run, 32 + n).run()
         assert [row["step"] for row in files(tmp_path)["log.jsonl"]] == [10, 20, 30]
     Trainer.resume(tmp_path, CORPUS, progress=False).run()
     assert files(tmp_path) == whole
