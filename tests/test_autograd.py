@@ -276,3 +276,22 @@ def test_a_vjp_changes_nothing():
     assert isinstance(first, tuple) and len(first) == 3
     for one, two in zip(first, second, strict=True):
         same_bits(np.asarray(one), np.asarray(two))
+
+
+def test_a_tied_table_needs_one_more_table_for_its_gradient():
+    """Two gradients and their sum, but that of the rows looked up is kept as rows."""
+    table = cmha.randn(2003, 17).detach()
+    table.requires_grad = True
+    h = nn.Embedding(2003, 17)
+    h.weight = table
+    ids = np.array([[3, 1999, 3], [0, 7, 1999]])
+    loss = (h(ids).reshape(6, 17) @ table.T).sum()
+    cmha.reset_peak_memory_stats()
+    before = cmha.memory_stats()["allocated"]
+    loss.backward()
+    if before:
+        assert cmha.memory_stats()["peak"] - before < 2.6 * 4 * 2003 * 17  # blocks are up to a quarter larger
+    dense = np.zeros((2003, 17))
+    np.add.at(dense, ids.ravel(), np.broadcast_to(np.asarray(table.detach(), float).sum(0), (6, 17)))
+    dense += np.asarray(table.detach(), float)[ids.ravel()].sum(0)
+    check(table.grad, dense, np.abs(dense) + 60, 8.0)
