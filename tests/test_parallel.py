@@ -230,6 +230,8 @@ def test_without_mpi4py_the_extra_is_named(monkeypatch):
     assert parallel.launched_rank() == 1
     with pytest.raises(ImportError, match=r"pip install 'cmha\[mpi\]'"):
         parallel.start()
+    monkeypatch.setenv("PMI_SIZE", "1")
+    assert parallel.launched_rank() is None and type(parallel.start()) is OneProcess
     for name in (*parallel.LAUNCHED, *parallel.RANKS):
         monkeypatch.delenv(name, raising=False)
     assert parallel.launched_rank() is None and type(parallel.start()) is OneProcess

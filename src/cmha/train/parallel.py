@@ -21,14 +21,17 @@ from cmha import _core, threads
 from cmha.errors import message
 from cmha.train.accumulate import OneProcess
 
-LAUNCHED = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PMIX_RANK")  # set by MPICH and Intel MPI, Open MPI, srun --mpi=pmix
+SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")  # set by MPICH and Intel MPI, and by Open MPI
+LAUNCHED = (*SIZES, "PMIX_RANK")  # the last one by srun --mpi=pmix
 RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")
 PATIENCE = 0.5  # seconds that a rank waits for each one before it to tell of an error that may be theirs too
 
 
 def launched_rank():
-    """This process's rank by its launcher's word, before MPI is there; None where nothing launched it."""
+    """This process's rank by its launcher's word, before MPI is there; None where nothing launched it, or it alone."""
     if not any(name in os.environ for name in LAUNCHED):
+        return None
+    if any(os.environ.get(name) == "1" for name in SIZES):  # alone: nothing that needs MPI
         return None
     found = (os.environ.get(name, "") for name in RANKS)
     return next((int(text) for text in found if text.isdigit()), 0)
