@@ -30,6 +30,16 @@ class no_grad(ContextDecorator):
         _state.off -= 1
 
 
+@contextmanager
+def grad_enabled():
+    """Inside, this thread builds a graph, also where no_grad stands around it."""
+    before, _state.off = _state.off, 0
+    try:
+        yield
+    finally:
+        _state.off = before
+
+
 def is_grad_enabled():
     return not _state.off
 
