@@ -28,14 +28,15 @@ def add_options(parser):
 
 def run(args):
     from cmha import functional, random
-    from cmha.see import trace
+    from cmha.see import eight_steps
+    from cmha.see.table import table
 
     if args.folder is not None and (args.n_embd or args.n_head):
         raise UsageError("--n-embd and --n-head are the model's own where DIR is given")
     random.manual_seed(0)
     mha, block_size = _attention(args)
     shape = (args.batch_size, block_size, mha.n_head * mha.head_dim)
-    steps = trace(mha, functional.randn(*shape))
+    steps = eight_steps(mha, functional.randn(*shape))
     config = {"n_embd": shape[2], "n_head": mha.n_head, "head_dim": mha.head_dim}
     config |= {"batch_size": shape[0], "block_size": shape[1]}
     if args.json:
@@ -43,7 +44,7 @@ def run(args):
     else:
         print(", ".join(f"{name} {value}" for name, value in config.items()))
         print()
-        print(_table(steps))
+        print(table(steps))
 
 
 def _attention(args):
@@ -65,16 +66,3 @@ def _attention(args):
     except ValueError as error:
         raise UsageError(str(error)) from None
 
-
-def _table(steps):
-    head = ("step", "name", "tensor", "shape", "strides", "storage", "bytes", "time")
-    rows = [head]
-    for step in steps:
-        shape, strides = (str(tuple(step[key])) for key in ("shape", "strides"))
-        size, time = f"{step['bytes']:,}", f"{step['seconds'] * 1e6:,.0f} us"
-        rows.append((str(step["step"]), step["name"], step["tensor"], shape, strides, step["storage"], size, time))
-    columns = []
-    for i, column in enumerate(zip(*rows, strict=True)):
-        width = max(map(len, column))
-        columns.append([cell.rjust(width) if i in (0, 6, 7) else cell.ljust(width) for cell in column])
-    return "\n".join("  ".join(cells) for cells in zip(*columns, strict=True))
