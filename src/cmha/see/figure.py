@@ -26,7 +26,7 @@ def save_figure(maps, path, kind):
     every = 1 if tokens <= LABELLED else -(-tokens // LABELLED)
     ticks = list(range(0, tokens, every))
     labels = [_drawable(maps.labels[i]) for i in ticks]
-    size = max(3.0, min(8.0, 55 * inches / len(ticks) / 2.2))
+    size = max(3.0, min(8.0, 45 * inches / len(ticks)))
     text = {"fontsize": size, "parse_math": False}  # `$` is a token, not mathematics
     for row, (layer, weights) in zip(grid, maps.weights.items(), strict=True):
         for axes, (head, weight) in zip(row, enumerate(weights), strict=True):

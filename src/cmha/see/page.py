@@ -42,7 +42,7 @@ def in_script(value):
 
 
 def _inside(text, start, end):
-    return text[text.index(start) + len(start) : text.index(end)]
+    return text.partition(start)[2].partition(end)[0]
 
 
 def _hash(source):
