@@ -28,7 +28,7 @@ def add_options(parser):
 
 
 def run(args):
-    from cmha.errors import message
+    from cmha.errors import message, quote
     from cmha.see.maps import attention_maps
 
     kind = None if args.out is None else next((k for k in KINDS if args.out.lower().endswith(k)), None)
@@ -37,8 +37,10 @@ def run(args):
     text = utf8(args.text, "the text")
     gpt, tokenizer = _open(args.folder)
     if args.layer is not None and args.layer >= gpt.cfg.n_layer:
-        raise ValueError(message("heads", "--layer must be one of the model", args.layer, f"0 to {gpt.cfg.n_layer - 1}"))
-    maps = attention_maps(gpt, tokenizer, text, None if args.layer is None else [args.layer], f"{args.folder}: {text!r}")
+        known = f"0 to {gpt.cfg.n_layer - 1}"
+        raise ValueError(message("heads", "--layer must be one of the model's", args.layer, known))
+    layers = None if args.layer is None else [args.layer]
+    maps = attention_maps(gpt, tokenizer, text, layers, f"{args.folder}: {quote(text)}")
     if kind is None:
         from cmha.see.terminal import has_colour, heat_maps
 

@@ -31,8 +31,8 @@ class Module:
         return self.forward(*args, **kwargs)
 
     def _call_with_hooks(self, args, kwargs):
-        """forward between the hooks. They see the module's own output: a residual is added, and a GELU taken, after them,
-        which gives the same bits as inside the product."""
+        """forward between the hooks. They see the module's own output: a residual is added and a GELU taken behind them,
+        with the same bits as inside the product."""
         before, after = self._hooks
         fused = bool(before or after)
         residual, gelu = (kwargs.pop(n, None) if fused else None for n in ("residual", "gelu"))

@@ -1,7 +1,8 @@
 """Scaled dot-product attention, softmax(q k^T * scale + mask) v, as one fused op (Vaswani et al. 2017; Dao 2023).
 
-Options of both ops: need_weights (None, or the (heads, rows) to return: a list or None for all, (start, stop)), mask (bool, True = may attend, or float32, added to the scores; broadcastable to (B, H, T, S)),
-key_mask (bool (B, S)), lengths (int64 (B): keys of each row), is_causal, scale, dropout_p, seed, stream, first_row.
+Options of both ops: mask (bool, True = may attend, or float32, added to the scores; broadcastable to (B, H, T, S)),
+key_mask (bool (B, S)), lengths (int64 (B): keys of each row), is_causal, scale, dropout_p, seed, stream, first_row, and
+need_weights: None, or the (heads, rows) whose weights are returned, a list or None for all, and (start, stop).
 """
 
 import numpy as np

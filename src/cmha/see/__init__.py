@@ -1,4 +1,4 @@
-"""Seeing attention: what each step does to numbers, shapes, strides and memory; and what changes when one changes it."""
+"""Seeing attention: what each step does to numbers, strides and memory; and what changes when one changes it."""
 
 from cmha.see.change import head_importance, heads_off, replace
 from cmha.see.trace import eight_steps, trace

@@ -7,6 +7,7 @@ import numpy as np
 from cmha import functional
 from cmha.autograd import no_grad
 from cmha.errors import check_integer, message, quote
+from cmha.gpt import GPT
 from cmha.see import names
 from cmha.tensor import to_tensor
 
@@ -38,7 +39,11 @@ def _silence(mha, off):
         columns[check_integer("heads_off", "a head", head, 0, mha.n_head - 1)] = True
     silent = functional.tensor(columns.reshape(-1))  # (D,)
     if mha.c_proj is not None:
-        return mha.c_proj.register_forward_pre_hook(lambda _, args, kwargs: ((args[0].masked_fill(silent, 0.0),), kwargs))
+
+        def on_input(_, args, kwargs):
+            return (args[0].masked_fill(silent, 0.0),), kwargs
+
+        return mha.c_proj.register_forward_pre_hook(on_input)
 
     def on_output(_, args, out):
         whole = out if isinstance(out, tuple) else (out,)
@@ -109,6 +114,8 @@ def head_importance(gpt, ids, *, batch_size=8):
     ids: the token ids of a text (n,), cut into windows of block_size, or windows (B, T + 1) as they are. In eval mode;
     the first entry of a window is never predicted. Positive: the head helps on this text. 1 + L * H passes over it.
     """
+    if not isinstance(gpt, GPT):
+        raise TypeError(message("head_importance", "needs a GPT", type(gpt).__name__))
     attentions = list(names.attentions("head_importance", gpt).values())
     windows = _windows(ids, gpt.cfg.block_size)
     training = gpt.training

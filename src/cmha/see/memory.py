@@ -1,7 +1,7 @@
 """Where every element of x (B, T, D) stands in memory while heads are split and merged.
 
-Element n of x is the number n. The numbers go through split_heads and merge_heads themselves, so the strides are theirs,
-and after each op a number still tells its owner: n = ((b*T + t)*H + h)*hd + d.
+Element n of x is the number n. The numbers go through split_heads and merge_heads themselves, so the strides are
+theirs, and after each op a number still tells its owner: n = ((b*T + t)*H + h)*hd + d.
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,8 @@
 """Heat maps of attention as one HTML file: no network, no frame, no code but its own.
 
-heads.html beside this file is the page; here its data goes in. Texts stand in JSON with every < spelled \\u003c and reach
-the page as textContent, so that they stay text; a content security policy admits the page's own script and style, by
-their hashes, and nothing else.
+heads.html beside this file is the page; here its data goes in. Texts stand in JSON with every < spelled \\u003c and
+reach the page as textContent, so that they stay text; a content security policy admits the page's own script and style,
+by their hashes, and nothing else.
 """
 
 import base64

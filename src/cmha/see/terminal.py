@@ -56,12 +56,14 @@ def _row(row, cell, colour):
 
 
 def _legend(colour):
-    if colour:
-        return "0 " + "".join(f"\x1b[48;5;{c}m " for c in _COLOURS) + "\x1b[0m 1   row: query, column: the key it looks at"
-    return f"0 [{RAMP}] 1   row: query, column: the key it looks at"
+    ramp = "".join(f"\x1b[48;5;{c}m " for c in _COLOURS) + "\x1b[0m" if colour else f"[{RAMP}]"
+    return f"0 {ramp} 1   row: query, column: the key it looks at"
 
 
 def _encodable(label, encoding):
     """The label in the characters the terminal can write."""
-    return label.replace("\u2423", "_" if encoding.lower().replace("-", "") != "utf8" else "\u2423").encode(
-        encoding, "backslashreplace").decode(encoding)  # fmt: skip
+    try:
+        label.encode(encoding)
+        return label
+    except UnicodeEncodeError:
+        return label.replace("\u2423", "_").encode(encoding, "backslashreplace").decode(encoding)
