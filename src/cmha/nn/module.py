@@ -31,7 +31,7 @@ class Module:
         return self.forward(*args, **kwargs)
 
     def _call_with_hooks(self, args, kwargs):
-        """forward between the hooks. They see the module's own output: a residual is added and a GELU taken behind them,
+        """forward between the hooks. They see the module's own output: a residual is added, a GELU taken, behind them,
         with the same bits as inside the product."""
         before, after = self._hooks
         fused = bool(before or after)

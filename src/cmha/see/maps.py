@@ -24,7 +24,7 @@ class Maps:
             return self
         weights = {layer: w[:, :tokens, :tokens] for layer, w in self.weights.items()}
         note = f"the first {tokens} of {len(self.labels)} tokens, {why}"
-        return Maps(self.title, self.labels[:tokens], weights, self.note or note)
+        return Maps(self.title, self.labels[:tokens], weights, "; ".join(filter(None, [note, self.note])))
 
 
 def attention_maps(gpt, tokenizer, text, layers=None, title="attention"):
@@ -38,4 +38,6 @@ def attention_maps(gpt, tokenizer, text, layers=None, title="attention"):
         note = f"the first {most} of {len(ids)} tokens: {why}"
     ids = ids[:most]
     found = attention_weights(gpt, np.array([ids]), layers=layers)
+    if not all(np.isfinite(w).all() for w in found.values()):
+        note = "; ".join(filter(None, [note, "weights that are not finite are drawn as 0"]))
     return Maps(title, token_labels(tokenizer, ids), {layer: w[0] for layer, w in found.items()}, note)

@@ -26,7 +26,8 @@ def page(maps):
     data = {"title": maps.title, "note": maps.note, "labels": maps.labels, "layers": []}
     below = np.tril_indices(len(maps.labels))  # what is above is zero: no token sees its future
     for layer, weights in maps.weights.items():
-        heads = [base64.b64encode(np.rint(w[below] * 255).astype(np.uint8)).decode("ascii") for w in weights]
+        levels = np.rint(np.nan_to_num(weights) * 255).astype(np.uint8)
+        heads = [base64.b64encode(level[below]).decode("ascii") for level in levels]
         data["layers"].append({"layer": layer, "heads": heads})
     template = (Path(__file__).parent / "heads.html").read_text(encoding="utf-8")
     style, script = (_inside(template, f"<{tag}>", f"</{tag}>") for tag in ("style", "script"))
@@ -37,7 +38,7 @@ def page(maps):
 
 def in_script(value):
     """JSON that no text can end the script element with."""
-    text = json.dumps(value, ensure_ascii=True)
+    text = json.dumps(value, ensure_ascii=True, allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
