@@ -28,12 +28,13 @@ def save_figure(maps, path, kind):
     labels = [_drawable(maps.labels[i]) for i in ticks]
     size = max(3.0, min(8.0, 45 * inches / len(ticks)))
     text = {"fontsize": size, "parse_math": False}  # `$` is a token, not mathematics
-    for row, (layer, weights) in zip(grid, maps.weights.items(), strict=True):
-        for axes, (head, weight) in zip(row, enumerate(weights), strict=True):
+    for down, (layer, weights) in enumerate(maps.weights.items()):
+        for head, weight in enumerate(weights):
+            axes = grid[down, head]
             axes.imshow(weight, vmin=0, vmax=1, cmap="viridis", interpolation="nearest")
             axes.set_title(f"layer {layer}, head {head}", fontsize=8)
-            axes.set_xticks(ticks, labels, rotation=90, **text)
-            axes.set_yticks(ticks, labels, **text)
+            axes.set_xticks(ticks, labels if down == layers - 1 else [""] * len(ticks), rotation=90, **text)
+            axes.set_yticks(ticks, labels if head == 0 else [""] * len(ticks), **text)  # the same for all of a row
             axes.tick_params(length=1, pad=1)
     figure.suptitle(maps.title + (f" ({maps.note})" if maps.note else ""), fontsize=9, parse_math=False)
     picture = io.BytesIO()

@@ -28,19 +28,23 @@ class Stage:
 
 
 def movement(B, T, H, hd):
-    """The stages of split_heads, then of merge_heads, of x (B, T, H * hd)."""
+    """The stages of split_heads of x (B, T, H * hd), then of merge_heads of a y in new memory, as weights @ v is."""
     x = to_tensor(np.arange(B * T * H * hd, dtype=np.float32).reshape(B, T, H * hd))
     stages = [_stage("x", x.data, "new")]
     with no_grad():
         with watch() as events:
             heads = split_heads(x, H)
-        split = len(events)
-        with watch() as more:
-            merge_heads(heads, H)
-    for i, (op, inputs, out, _) in enumerate(events + more):
-        storage = "view" if out.same_storage(inputs[0]) else "copy"
-        stages.append(_stage(f"{'split' if i < split else 'merge'}: {op}", out, storage))
-    return stages
+        stages += _stages("split", events)
+        y = to_tensor(np.array(heads))
+        stages.append(_stage("y", y.data, "new"))
+        with watch() as events:
+            merge_heads(y, H)
+    return stages + _stages("merge", events)
+
+
+def _stages(what, events):
+    return [_stage(f"{what}: {op}", out, "view" if out.same_storage(inputs[0]) else "copy")
+            for op, inputs, out, _ in events]  # fmt: skip
 
 
 def _stage(what, array, storage):

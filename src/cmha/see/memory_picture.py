@@ -26,11 +26,15 @@ def memory_picture(B, T, H, hd):
     body, y, before = [], 78, None
     for stage in stages:
         text = f"{stage.what} to {stage.shape}, strides {stage.strides}: "
-        if stage.storage == "view":
+        if stage.storage == "new":
+            what = "x" if stage.what == "x" else "y, what the heads computed,"
+            body.append(_text(LEFT, y, f"{what} {stage.shape}, strides {stage.strides}, in memory:"))
+            y += 12
+        elif stage.storage == "view":
             body.append(_text(LEFT, y, text + "a view, nothing moves", "soft"))
             y += 22
             continue
-        if before is not None:
+        else:
             body.append(_text(LEFT, y, text + "a copy, every element goes to its new place"))
             places = {n: i for i, n in enumerate(stage.in_memory)}
             y += 12
@@ -39,9 +43,6 @@ def memory_picture(B, T, H, hd):
                 stroke = colours[n // hd % H]
                 body.append(f'<line x1="{ends[0]}" y1="{y}" x2="{ends[1]}" y2="{y + FALL}" stroke="{stroke}"/>')
             y += FALL
-        else:
-            body.append(_text(LEFT, y, f"x {stage.shape}, strides {stage.strides}, in memory:"))
-            y += 12
         body += [_cell(i, y, n, T, H, hd, colours) for i, n in enumerate(stage.in_memory)]
         before = stage.in_memory
         y += 20 + 26
