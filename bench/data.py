@@ -102,7 +102,7 @@ DATA = {
     "adamw": _adamw,
     **dict.fromkeys(("attention", "attention_backward"), _attention),
     **dict.fromkeys(("mha", "mha_backward"), _mha),
-    **dict.fromkeys(("train", "decode"), _train),
+    **dict.fromkeys(("train", "decode", "generate", "prefill"), _train),
 }
 
 
@@ -130,6 +130,11 @@ def _train_work(s):
     return [(6 * rows * weights + attention, 3 * 4 * weights), (0, 7 * 4 * parameters(s))]
 
 
+def _token_work(s):
+    """One position: a product with every weight, which is read once; positions' embeddings are a row."""
+    return 2 * (12 * s["L"] * s["D"] ** 2 + s["V"] * s["D"]), 4 * (parameters(s) - s["block"] * s["D"])
+
+
 def _elementwise(arrays, flops):
     return lambda s: [(flops * s["m"] * s["n"], 4 * arrays * s["m"] * s["n"])]
 
@@ -149,9 +154,9 @@ WORK = {
     "mha": lambda s: _mha_work(s, False),
     "mha_backward": lambda s: _mha_work(s, True),
     "train": _train_work,
-    "decode": lambda s: [
-        (2 * (12 * s["L"] * s["D"] ** 2 + s["V"] * s["D"]), 4 * (parameters(s) - s["block"] * s["D"]))
-    ],
+    "decode": lambda s: [_token_work(s)],
+    "generate": lambda s: [tuple(s["new"] * x for x in _token_work(s))],
+    "prefill": lambda s: [(2 * s["T"] * 12 * s["L"] * s["D"] ** 2, _token_work(s)[1])],
 }
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import whole
 from processes import Pool, SideError
 
-EVERY_TORCH = ("torch", "torch+malloc", "torch.compile")  # a goal is held against the best of them
+EVERY_TORCH = ("torch", "torch+malloc", "torch.compile", "transformers")  # a goal is held against the best of them
 
 
 @dataclass
@@ -146,7 +146,7 @@ class Bench:
         """Of libraries, not of sides: each once."""
         self.pool.enter(None)
         sides = {s.library: s for s, _ in reversed(self.sides.values())}
-        order = [s for s, _ in self.sides.values() if sides.get(s.library) is s]
+        order = [s for s, _ in self.sides.values() if sides.get(s.library) is s and not s.only]
         for _ in range(self.args.rounds if row.kind == "import" else 1):
             for side in order:
                 self.bar.set_postfix_str(side.name, refresh=sys.stderr.isatty())

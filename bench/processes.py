@@ -145,6 +145,8 @@ def known_sides(torch_python=None, jax_python=None, compile=False, bfloat16=Fals
     if bfloat16:
         extra = {**KEEP_PAGES, "CMHA_BENCH_TORCH": "bfloat16"}
         sides.append(Side("torch bf16", "torch", torch, extra, ("train",), bound=0.1))
+    writing = ("generate", "prefill")
+    sides += [Side(name, name, torch, only=writing) for name in ("transformers", "ctranslate2")]
     return [*sides, Side("jax", "jax", jax)]
 
 
@@ -156,7 +158,7 @@ def present(sides, threads):
         try:
             process = Process(side, threads)
             answer = process.ask("hello")
-            found[side.name] = side, set(side.only or answer["ops"])
+            found[side.name] = side, set(answer["ops"]) & set(side.only or answer["ops"])
             versions |= answer["versions"]
         except (SideError, OSError) as error:
             missing[side.name] = str(error)

@@ -16,6 +16,8 @@ DECODED = ("tiny", "baby", "GPT-2 124M")
 WEIGHED = ("tiny", "GPT-2 124M")  # whose memory is measured
 NANO = {"L": 2, "H": 2, "D": 16, "V": 13, "block": 8, "B": 2, "T": 8}  # for --smoke
 
+WHOLE_MODELS = ("train", "decode", "generate", "prefill")  # ops whose rows get processes of their own
+
 FORWARD, BACKWARD = 1e-5, 1e-4  # what float32 sums in another order may differ by, as a share of the result's norm
 
 
@@ -34,7 +36,7 @@ class Row:
     @property
     def family(self):
         """Rows of one family share their processes; the large ones get fresh ones."""
-        return f"{self.op} {self.name}" if self.op in ("train", "decode") else self.op.removesuffix("_backward")
+        return f"{self.op} {self.name}" if self.op in WHOLE_MODELS else self.op.removesuffix("_backward")
 
 
 def _matmul(m, k, n, form="nn", goal=0.9):
@@ -102,6 +104,8 @@ def full():
         *_mha(4, 1024, 768, 12, None, 1.2),
         *(Row(f"train step {name}", "train", MODELS[name], 1e-3, goal) for name, goal in GOALS.items()),
         *(Row(f"decode a token {name}", "decode", {**MODELS[name], "B": 1}, BACKWARD) for name in DECODED),
+        Row("generate 128 GPT-2 124M", "generate", {**MODELS["GPT-2 124M"], "B": 1, "T": 16, "new": 128}, goal=1.25),
+        Row("prefill 512 GPT-2 124M", "prefill", {**MODELS["GPT-2 124M"], "B": 1, "T": 512}, BACKWARD, 1.0),
         *(Row(f"memory, training {name}", "train", MODELS[name], kind="memory") for name in WEIGHED),
         Row("import time", "import", kind="import"),
         Row("installed size", "size", kind="size"),
@@ -121,6 +125,8 @@ def smoke():
         *_mha(2, 11, 24, 3, None, None),
         Row("train step nano", "train", NANO, 1e-3),
         Row("decode a token nano", "decode", {**NANO, "B": 1}, BACKWARD),
+        Row("generate 5 nano", "generate", {**NANO, "B": 1, "T": 3, "new": 5}),
+        Row("prefill 7 nano", "prefill", {**NANO, "B": 1, "T": 7}, BACKWARD),
         Row("memory, training nano", "train", NANO, kind="memory"),
         Row("import time", "import", kind="import"),
         Row("installed size", "size", kind="size"),

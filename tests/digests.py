@@ -237,6 +237,11 @@ def embedding_forward():
 
 
 @kernel
+def embedding_add_rows():
+    yield _core.embedding_add_rows(floats(1, 11, 37), floats(2, 5, 37), core(np.array([9, 0, 4, 10, 3])))
+
+
+@kernel
 def embedding_backward():
     yield _core.embedding_backward(floats(1, 5, 207, 37), core(integers(2, 11, 5, 207)), 11)
 

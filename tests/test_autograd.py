@@ -276,3 +276,23 @@ def test_a_vjp_changes_nothing():
     assert isinstance(first, tuple) and len(first) == 3
     for one, two in zip(first, second, strict=True):
         same_bits(np.asarray(one), np.asarray(two))
+
+
+def test_a_tied_table_needs_one_more_table_for_its_gradient():
+    """Two gradients and their sum, but that of the rows looked up is kept as rows."""
+    table = cmha.randn(20011, 17).detach()
+    table.requires_grad = True
+    h = nn.Embedding(20011, 17)
+    h.weight = table
+    ids = np.array([[3, 19999, 3], [0, 7, 19999]])
+    loss = (h(ids).reshape(6, 17) @ table.T).sum()
+    cmha.reset_peak_memory_stats()
+    before = cmha.memory_stats()["allocated"]
+    loss.backward()
+    if before:
+        assert cmha.memory_stats()["peak"] - before < 2.6 * 4 * 20011 * 17  # blocks are up to a quarter larger
+    weight = np.asarray(table.detach(), float)
+    dense = np.zeros((20011, 17))
+    np.add.at(dense, ids.ravel(), np.broadcast_to(weight.sum(0), (6, 17)))
+    dense += weight[ids.ravel()].sum(0)
+    check(table.grad, dense, np.sqrt(20011) * np.abs(weight).sum(0), 1.0)

@@ -1,16 +1,20 @@
 """The command line: what is refused and how, exit codes, pipes, signals, locales."""
 
 import inspect
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
+import cmha
 from cmha.cli import main
 from cmha.generate import generate, stream
+from cmha.train.checkpoint import newest
 
 TEXT = "the cat sat on the mat, and the dog did not. caf\u00e9 \u201cyes\u201d\n" * 30
 SIZES = ["--n-layer", "1", "--n-embd", "8", "--n-head", "2", "--block-size", "12"]
@@ -49,11 +53,19 @@ def refused(capsys, code, *arguments):
         "train --heads 0", "train --step 5", "train --steps 5 --steps 6", "train --preset huge", "train --seed -1",
         "train --no-output-projection False", "train --no-output-projection 0", "train --no-output-projection no",
         "train --no-output-projection=false", "train --output-projection=False", "train --threads 2000", "train --out",
-        "train --n-head 7", "train --min-lr 1", "train --warmup-steps 9 --steps 8", "train --tokenizer bpe",
-        "train --resume", "train --init x", "train --debug=1",
+        "train --n-head 7", "train --min-lr 1", "train --warmup-steps 9 --steps 8", "train --vocab-size 300",
+        "train --init x", "train --debug=1", "train --resume=x --out y", "train --init . --n-layer 3",
+        "train --init . --tokenizer char", "train --init . --no-output-projection", "train --grad-accumulation 3",
+        "train --grad-accumulation 2 --micro-batch-size 3 --batch-size 8", "train --micro-batch-size 9",
+        "train --schedule linear", "train --decay-steps 5", "train --overfit-one-batch=no", "train --sample-interval 0",
+        "train --schedule wsd --steps 9 --decay-steps 10", "train --resume --resume",
         "generate", "generate x --temperature -1", "generate x --top-k 0", "generate x --top-p 0", "generate x y",
-        "generate x --prompt a --prompt b", "generate x --max-new-tokens -1", "generate x --seed 1.5",
+        "generate x --num-beams 2 --top-k 3", "generate x --length-penalty 2", "generate x --min-p 2",
+        "generate x --stop=", "score", "score x", "score x y --stride 0",
+        "generate x --max-new-tokens -1", "generate x --seed 1.5",
         "trace --n-head 7", "trace --json=True", "trace --json False --n-embd 8", "trace x --n-head 2",
+        "tokenize", "tokenize x", "tokenize x --out y", "tokenize x --out y.safetensors --tokenizer z",
+        "tokenize x --out y.safetensors --vocab-size 300", "plot", "plot x --out y.pdf", "plot x --out",
         "info x", "nonsense", "--nonsense",
     ],
 )  # fmt: skip
@@ -88,7 +100,6 @@ def test_what_a_file_holds_is_exit_code_1(capsys, tmp_path, monkeypatch):
     assert "0xff at offset 3" in refused(capsys, 1, "train", "bad.txt")
     assert "empty" in refused(capsys, 1, "train", "empty.txt")
     assert "validation split" in refused(capsys, 1, "train", "short.txt", "--block-size", "4")
-    assert "directory" in refused(capsys, 1, "train", tmp_path)
     for name in ("generate", "trace"):
         assert refused(capsys, 1, name, "missing") == "cmha: error: no such run: 'missing'"
         assert "not a run: 'short.txt' is not a folder" in refused(capsys, 1, name, "short.txt")
@@ -96,7 +107,7 @@ def test_what_a_file_holds_is_exit_code_1(capsys, tmp_path, monkeypatch):
     assert sorted(os.listdir(tmp_path)) == ["bad.txt", "empty.txt", "short.txt"]
 
 
-@pytest.mark.parametrize("sizes", ["--batch-size 999999999", "--n-embd 4000000 --n-head 1", "--block-size 9999999999"])
+@pytest.mark.parametrize("sizes", ["--batch-size 999999999", "--n-embd 4000000 --n-head 1", "--n-layer 99999999"])
 def test_what_cannot_fit_in_memory_is_refused_before_it_is_made(run, sizes, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     line = refused(capsys, 1, "train", run.parent / "a.txt", "--steps", 1, *sizes.split())
@@ -153,13 +164,66 @@ def test_generate_continues_the_prompt(run, capsys):
     assert "'\u20ac' at position 1" in line
 
 
+def test_generate_with_every_option(run, tmp_path, capsys, monkeypatch):
+    options = ["--max-new-tokens", "30", "--seed", "3"]
+
+    def said(*more):
+        assert main(["generate", str(run), *options, *map(str, more)]) == 0
+        return capsys.readouterr().out
+
+    free = said("--prompt", "the cat")
+    stop = free[12:14]
+    cut = said("--prompt", "the cat", "--stop", "no such text", "--stop", stop)
+    assert free.startswith(cut[:-1]) and cut[:-1] == free[: free.index(stop, 7)]
+    filters = ["--top-k", 3, "--min-p", "0.1", "--top-p", "0.9", "--repetition-penalty", "1.3", "--temperature", "0.9"]
+    assert len(said("--prompt", "the cat", *filters)) == 7 + 30 + 1
+    file = tmp_path / "prompt.txt"
+    file.write_bytes(b"the cat")
+    assert said("--prompt-file", file) == free
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"the cat")))
+    assert said("--prompt-file", "-") == free
+    several = said("--prompt", "the cat", "--prompt", "a")
+    assert several.startswith(free + "-" * 40 + "\na") and len(several) == len(free) + 41 + 1 + 30 + 1
+    first = json.loads((run / "tokenizer_cmha.json").read_text())["characters"].index(free[7])
+    lines = said("--prompt", "the cat", "--logprobs").splitlines()
+    assert len(lines) == 30 and lines[0].split("\t")[0] == str(first) and float(lines[0].split("\t")[1]) < 0
+    assert len(said("--prompt", "the cat", "--prompt", "a cat s", "--logprobs", "--stop-id", first).splitlines()) < 60
+    assert said("--prompt", "the cat", "--stop-id", first) == "the cat\n"
+    options[2:] = []
+    assert said("--prompt", "the cat", "--num-beams", 3) == said("--prompt", "the cat", "--num-beams", 3)
+    assert "no such file" in refused(capsys, 1, "generate", run, "--prompt-file", tmp_path / "no").lower()
+    file.write_bytes(b"")
+    assert "at least one character" in refused(capsys, 1, "generate", run, "--prompt-file", file)
+
+
+def test_score(run, tmp_path, capsys):
+    text = tmp_path / "text.txt"
+    text.write_text("the cat sat on the mat\n" * 4, encoding="utf-8")
+    found = []
+    for stride in ([], ["--stride", "1"], ["--stride", "12"]):
+        assert main(["score", str(run), str(text), *stride]) == 0
+        captured = capsys.readouterr()
+        lines = dict(line.rsplit("  ", 1) for line in captured.out.splitlines())
+        assert [name.strip() for name in lines] == ["perplexity", "bits per byte", "tokens"] and captured.err == ""
+        found.append(float(lines[next(iter(lines))]))
+    assert 1 < min(found) and len(set(found)) == 3
+    tokenizer, gpt = cmha.CharTokenizer.load(run), cmha.GPT.from_pretrained(run)
+    expected = np.exp(-gpt.score(tokenizer.encode(text.read_text()), stride=1).mean(dtype=np.float64))
+    assert abs(found[1] - expected) < 1e-4 * expected
+    assert "from 1 to 12; got 13" in refused(capsys, 1, "score", run, text, "--stride", 13)
+    text.write_text("t", encoding="utf-8")
+    assert "at least two tokens; got 1" in refused(capsys, 1, "score", run, text)
+    assert "no such run" in refused(capsys, 1, "score", tmp_path / "no", text)
+
+
 def test_options_of_generating_are_named_in_full():
     for function in (generate, stream):
         with pytest.raises(TypeError, match=rf"^{function.__name__}\(\) .*'top_q'"):
             function(None, [[0]], 3, top_q=1)
-        assert inspect.getfullargspec(function).kwonlyargs == [
-            "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "stop", "seed",
-        ]  # fmt: skip
+        names = ["temperature", "top_k", "top_p", "min_p", "repetition_penalty"]
+        names += ["stop", "stop_strings", "tokenizer", "seed"]
+        names += ["num_beams", "length_penalty"] if function is generate else []
+        assert inspect.getfullargspec(function).kwonlyargs == [*names, "return_logprobs", "cache"]
 
 
 def test_trace(run, capsys):
@@ -231,6 +295,13 @@ def test_p7_any_locale_takes_and_prints_any_text(run, locale):
     assert out.startswith((b"caf\xc3\xa9", b"caf\\xe9"))
 
 
+def assert_saved(out):
+    """The newest checkpoint is whole, and as far as the log is, or further."""
+    logged = [json.loads(line)["step"] for line in (out / "log.jsonl").read_text().splitlines()]
+    checkpoint, damaged = newest(out)
+    assert damaged == [] and checkpoint.step >= logged[-1] and checkpoint.evaluated == logged[-2:]
+
+
 @pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_p5_a_signal_saves_and_ends(run, number, code, tmp_path):
     out = tmp_path / "out"
@@ -242,8 +313,7 @@ def test_p5_a_signal_saves_and_ends(run, number, code, tmp_path):
     stdout, error = process.communicate(timeout=60)
     assert process.returncode == code, error
     assert stdout.decode().splitlines() == ([] if number == signal.SIGHUP else [str(out)]) and b"Traceback" not in error
-    last = json.loads((out / "log.jsonl").read_text().splitlines()[-1])["step"]
-    assert f"step-{last}.safetensors" in os.listdir(out / "checkpoints")
+    assert_saved(out)
     assert main(["generate", str(out), "--max-new-tokens", "2", "--seed", "1"]) == 0
 
 
@@ -262,8 +332,7 @@ def test_p5_a_closed_terminal_saves_and_ends(run, tmp_path):
             os.read(here, 4096)
         os.close(here)
         assert process.wait(60) == 129
-    last = json.loads((out / "log.jsonl").read_text().splitlines()[-1])["step"]
-    assert f"step-{last}.safetensors" in os.listdir(out / "checkpoints")
+    assert_saved(out)
 
 
 def test_a_run_that_ends_before_its_first_save_leaves_nothing(run, capsys, tmp_path, monkeypatch):
@@ -271,7 +340,7 @@ def test_a_run_that_ends_before_its_first_save_leaves_nothing(run, capsys, tmp_p
     text = run.parent / "a.txt"
     assert "finite" in refused(capsys, 1, "train", text, *SMALL, "--lr", "1e30")
     assert "finite" in refused(capsys, 1, "train", text, *SMALL, "--lr", "1e30", "--out", "a/b")
-    monkeypatch.setattr("cmha.train.trainer.save_checkpoint", lambda *_: 1 / 0)
+    monkeypatch.setattr("cmha.train.checkpoint.Checkpoint.save", lambda *_: 1 / 0)
     refused(capsys, 1, "train", text, *SMALL)
     assert os.listdir(tmp_path) == []
     (tmp_path / "mine").mkdir()

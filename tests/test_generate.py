@@ -7,13 +7,12 @@ import pytest
 
 import cmha
 from cmha import GPT, GPTConfig
-from cmha.generate import MAX_SEED, check_sampling, generate, next_token, stream, uniform
+from cmha.generate import generate, stream
+from cmha.generate.sampling import MAX_SEED, check_sampling, next_token, uniform
 
 
 class Table:
     """A model whose logits depend on the last id alone: row i of the table follows id i."""
-
-    training = False
 
     def __init__(self, rows, block_size=7):
         self.table = np.asarray(rows, np.float32)
@@ -21,11 +20,26 @@ class Table:
         self.calls = 0
 
     def new_cache(self, batch_size, capacity=None):
-        return SimpleNamespace()
+        return TableCache(np.zeros(batch_size, np.int64))
 
-    def __call__(self, ids, cache=None):
+    def last_logits(self, ids, count=1, *, cache=None):
         self.calls += 1
-        return cmha.tensor(self.table[ids])
+        if cache is not None:
+            cache.lengths += ids.shape[1]
+        return self.table[ids[:, -count:]]
+
+
+class TableCache:
+    """Only the lengths of one."""
+
+    def __init__(self, lengths):
+        self.lengths = lengths
+
+    def row(self, i):
+        return TableCache(self.lengths[i : i + 1])
+
+    def copy(self, rows):
+        return TableCache(self.lengths[rows])
 
 
 def chain(successors):
@@ -36,7 +50,7 @@ def chain(successors):
 
 
 def draws(logits, n=1, **options):
-    sampling = check_sampling(len(logits), **{"seed": 3, **options})
+    sampling = check_sampling(**{"seed": 3, **options})
     return [next_token(np.float32(logits), sampling, n=i) for i in range(n)]
 
 
@@ -59,10 +73,10 @@ def test_b55_temperature_limits():
     assert draws([3, 3, 1], temperature=0) == [0]
     for bad in (-1, float("nan"), float("inf")):
         with pytest.raises(ValueError, match=r"^\[generate\] temperature must be .*; got "):
-            check_sampling(3, temperature=bad)
+            check_sampling(temperature=bad)
     for bad in ("1", None, True):
         with pytest.raises(TypeError, match="temperature"):
-            check_sampling(3, temperature=bad)
+            check_sampling(temperature=bad)
     assert len(set(draws([1, 3, 2], 60, temperature=1e30))) == 3
 
 
@@ -75,7 +89,7 @@ def test_b56_top_k_at_both_ends():
         assert draws(logits, 200, top_k=k) == free
     for bad in (0, -1, 2.5):
         with pytest.raises(ValueError, match=r"^\[generate\] top_k must be an integer of at least 1; got "):
-            check_sampling(5, top_k=bad)
+            check_sampling(top_k=bad)
 
 
 def test_top_k_keeps_exactly_k_of_equal_logits():
@@ -100,7 +114,7 @@ def test_min_p_and_the_order_of_filters():
 
 
 def test_repetition_penalty_lowers_seen_ids_whatever_their_sign():
-    sampling = check_sampling(3, temperature=0, repetition_penalty=2)
+    sampling = check_sampling(temperature=0, repetition_penalty=2)
     assert next_token(np.float32([3, 2, 0]), sampling, seen=np.array([True, False, False])) == 1
     assert next_token(np.float32([-1, -1.5, -9]), sampling, seen=np.array([True, False, False])) == 1
     model = Table(np.tile(np.float32([4, 3, 2.5]), (3, 1)))
@@ -133,20 +147,22 @@ def test_logits_that_are_no_distribution_are_refused(logits, temperature):
     "options",
     [
         {"top_p": 0}, {"top_p": 1.1}, {"top_p": float("nan")}, {"min_p": -0.1}, {"min_p": 2}, {"repetition_penalty": 0},
-        {"repetition_penalty": float("inf")}, {"seed": -1}, {"seed": 2**63}, {"seed": 1.5}, {"stop": -1}, {"stop": 5},
-        {"stop": [0, 7]},
+        {"repetition_penalty": float("inf")}, {"seed": -1}, {"seed": 2**63}, {"seed": 1.5}, {"seed": [3, -1]},
+        {"stop": -1}, {"stop": 5}, {"stop": [0, 7]}, {"stop_strings": ""}, {"stop_strings": ["a", ""]},
     ],
 )  # fmt: skip
 def test_an_option_out_of_range_is_named(options):
     with pytest.raises(ValueError) as error:
-        check_sampling(5, **options)
+        generate(chain([1, 2, 3, 4, 0]), [[0], [1]], 2, tokenizer=cmha.ByteTokenizer(), **options)
     assert str(error.value).startswith(f"[generate] {next(iter(options))} must be ") and "; got " in str(error.value)
 
 
 def test_unknown_option_and_wrong_types():
-    for options in ({"top_q": 1}, {"top_k": "3"}, {"stop": "ab"}, {"seed": True}, {"top_p": [0.5]}):
+    wrong = [{"top_q": 1}, {"top_k": "3"}, {"stop": "ab"}, {"seed": True}, {"top_p": [0.5]}, {"stop_strings": 3}]
+    wrong += [{"stop_strings": ["a", 1]}, {"stop_strings": "a"}, {"return_logprobs": 1}, {"cache": 3}]
+    for options in wrong:
         with pytest.raises(TypeError):
-            check_sampling(5, **options)
+            generate(chain([1, 0]), [[0]], 2, **options)
 
 
 def test_b61_rows_stop_each_for_itself():
@@ -174,8 +190,8 @@ def test_b61_counts_and_empty_prompts():
 
 def test_wrong_ids_are_refused_when_called():
     model = chain([1, 2, 0])
-    with pytest.raises(ValueError, match=r"one length; got lengths from 1 to 3"):
-        generate(model, [[0], [0, 1, 2]], 1)
+    with pytest.raises(ValueError, match=r"at least one row and one token in each; got rows of shapes"):
+        generate(model, [[0], [0, 1, 2], []], 1)
     with pytest.raises(TypeError, match="integers"):
         generate(model, [[0.0]], 1)
     with pytest.raises(TypeError, match="integers"):
@@ -183,7 +199,7 @@ def test_wrong_ids_are_refused_when_called():
     for bad in (-1, 3):
         with pytest.raises(ValueError, match=f"from 0 to 2; got {bad} at position 1 of row 1"):
             stream(model, [[0, 1], [0, bad]], 1)
-    with pytest.raises(ValueError, match=r"shape \(2, 1\), expected \(1, T\)"):
+    with pytest.raises(ValueError, match=r"got 2 rows, expected \(1, T\)"):
         stream(model, [[0], [1]], 1)
     assert model.calls == 0
     for ids in (np.array([[0]], np.uint8), cmha.tensor([[0]]), ([0],), [np.array([0])]):
@@ -195,7 +211,7 @@ def test_wrong_ids_are_refused_when_called():
 def test_past_the_context_as_a_loop_that_crops(length, options):
     gpt = tiny()
     ids = np.random.default_rng(length).integers(0, 13, (2, length))
-    expected, sampling = ids.copy(), check_sampling(13, **options)
+    expected, sampling = ids.copy(), check_sampling(**options)
     for n in range(15):
         with cmha.no_grad():
             logits = gpt(expected[:, -11:]).numpy()[:, -1]

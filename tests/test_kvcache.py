@@ -249,3 +249,124 @@ def test_what_append_returns_is_the_memory_of_the_cache():
     step(cache, seed=7)
     assert not np.array_equal(array(k_all), array(kept))
     same_bits(array(kept)[:, :, :5], k)
+
+
+# --- rows of unequal length -----------------------------------------------------------------------------------------
+
+def test_b54_rows_of_unequal_length_are_rows_alone():
+    """B54: each row's keys start at slot 0, its positions count its own tokens, nothing is padded."""
+    gpt, tokens = tiny(), ids(3, 8)
+    for fused in (True, False):
+        for block in gpt.h:
+            block.attn.fused = fused
+        cache = gpt.new_cache(3)
+        with no_grad():
+            for row, n in enumerate((5, 1, 3)):
+                gpt(tokens[row:row + 1, :n], cache=cache.row(row))
+            assert cache.lengths.tolist() == [5, 1, 3] and len(cache) == 5
+            found = [array(gpt(tokens[:, 5:6], cache=cache)), array(gpt(tokens[:, 6:8], cache=cache))]
+        assert cache.lengths.tolist() == [8, 4, 6]
+        for row, n in enumerate((5, 1, 3)):
+            alone = np.concatenate([tokens[row, :n], tokens[row, 5:8]])[None]
+            full = run(gpt, alone, [n + 3])
+            same_bits(np.concatenate(found, axis=1)[row], full[0, n:])
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_the_layer_with_rows_of_unequal_length(is_causal):
+    from .test_attention import make
+
+    mha, x = make(12, 3, n_kv_head=1), normal(2, 6, 12)
+    for fused in (True, False):
+        mha.fused = fused
+        cache = KVCache(2, 1, 4, 7)
+        with no_grad():
+            mha(cmha.tensor(x[:1, :4]), cache=cache.row(0), is_causal=True)
+            mha(cmha.tensor(x[1:, :1]), cache=cache.row(1), is_causal=True)
+            y = array(mha(cmha.tensor(x[:, 4:6]), cache=cache, is_causal=is_causal))
+            for row, n in ((0, 4), (1, 1)):
+                alone = KVCache(1, 1, 4, 7)
+                mha(cmha.tensor(x[row:row + 1, :n]), cache=alone, is_causal=True)
+                expected = mha(cmha.tensor(x[row:row + 1, 4:6]), cache=alone, is_causal=is_causal)
+                same_bits(y[row], array(expected)[0])
+
+
+def test_truncate_takes_a_number_for_each_row():
+    gpt, tokens = tiny(), ids(2, 8)
+    cache = gpt.new_cache(2)
+    run(gpt, tokens, [6], cache)
+    for bad in ([7, 1], [-1, 2], [1], [1, 2, 3], [1.0, 2.0], [[1, 2]]):
+        with pytest.raises(ValueError, match=r"^\[kv_cache\] .*; got "):
+            cache.truncate(bad)
+    assert cache.lengths.tolist() == [6, 6]
+    cache.truncate([2, 5])
+    with no_grad():
+        found = array(gpt(tokens[:, 5:6], cache=cache))
+    for row, n in ((0, 2), (1, 5)):
+        alone = np.concatenate([tokens[row, :n], tokens[row, 5:6]])[None]
+        same_bits(found[row], run(gpt, alone, [n + 1])[0, n:])
+
+
+def test_copies_of_chosen_rows_are_independent():
+    """B53: branch one cache into several continuations; also of rows that differ in length."""
+    gpt, tokens = tiny(), ids(2, 8)
+    cache = gpt.new_cache(2)
+    with no_grad():
+        gpt(tokens[:1, :3], cache=cache.row(0))
+        gpt(tokens[1:, :2], cache=cache.row(1))
+    other = cache.copy([1, 0, 1])
+    assert other.lengths.tolist() == [2, 3, 2] and cache.lengths.tolist() == [3, 2]
+    with no_grad():
+        found = array(gpt([[1], [2], [3]], cache=other))
+        same_bits(array(gpt([[4], [5]], cache=cache))[1], run(gpt, np.array([[*tokens[1, :2], 5]]), [3])[0, 2:])
+    for place, (row, n, new) in enumerate([(1, 2, 1), (0, 3, 2), (1, 2, 3)]):
+        same_bits(found[place], run(gpt, np.array([[*tokens[row, :n], new]]), [n + 1])[0, n:])
+    for bad in ([], [2], [-1], [0.5], 0):
+        with pytest.raises((ValueError, IndexError), match=r"^\[kv_cache\] rows must be .*; got "):
+            cache.copy(bad)
+
+
+def test_overflow_of_one_row_changes_no_row():
+    """B53: the shortest has room, the longest has not."""
+    gpt, tokens = tiny(), ids(2, 8)
+    cache = gpt.new_cache(2, capacity=5)
+    with no_grad():
+        gpt(tokens[:1, :4], cache=cache.row(0))
+        before = cache.copy()
+        with pytest.raises(ValueError, match=r"^\[gpt\] the cache is full; got 2 positions behind 4"):
+            gpt(tokens[:, :2], cache=cache)
+        assert cache.lengths.tolist() == [4, 0]
+        same_bits(array(gpt(tokens[:, :1], cache=cache)), array(gpt(tokens[:, :1], cache=before)))
+
+
+def test_reuse_keeps_the_beginning_in_common():
+    gpt, cache = tiny(), tiny().new_cache(1)
+    run(gpt, np.array([[1, 2, 3, 4, 5]]), [5], cache)
+    for bad in ([[1, 2]], [0.5], "12"):
+        with pytest.raises((ValueError, TypeError)):
+            cache.reuse(bad)
+    assert len(cache) == 5
+    assert cache.copy().reuse([1, 2, 3, 4, 5, 6]) == 5
+    assert cache.copy().reuse([1, 2, 3, 4, 5]) == 4  # the last one's logits are wanted
+    assert cache.reuse([1, 2, 9, 4, 5, 6]) == len(cache) == 2
+    same_bits(run(gpt, np.array([[9, 4]]), [2], cache), run(gpt, np.array([[1, 2, 9, 4]]), [4])[:, 2:])
+    assert cache.reuse([7]) == len(cache) == 0
+    with pytest.raises(ValueError, match=r"reuse needs a cache of one row; got 2"):
+        gpt.new_cache(2).reuse([1])
+
+
+def test_last_logits_are_those_of_a_full_pass():
+    gpt, tokens = tiny(), ids(3, 7)
+    with no_grad():
+        full = array(gpt(tokens))
+    gpt.train()
+    gpt.dropout.p = 0.5
+    same_bits(gpt.last_logits(tokens), full[:, 6:])
+    same_bits(gpt.last_logits(tokens, 4), full[:, 3:])
+    cache = gpt.new_cache(3)
+    same_bits(gpt.last_logits(tokens[:, :5], 2, cache=cache), full[:, 3:5])
+    same_bits(gpt.last_logits(tokens[:, 5:], cache=cache), full[:, 6:])
+    assert gpt.training
+    for bad in ((tokens, 8), (tokens, 0), (tokens[:, :0], 1), (tokens[:0], 1)):
+        with pytest.raises(ValueError, match=r"^\[gpt\] .*; got "):
+            gpt.last_logits(*bad)

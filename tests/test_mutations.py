@@ -221,7 +221,7 @@ def mean_without_count(dy, gradients, arrays):
 
 
 def last_id_wins(dy, gradients, arrays):
-    dw, d = np.array(gradients[0]), np.asarray(dy)
+    dw, d = np.array(gradients[0].dense()), np.asarray(dy)
     for i, row in zip(np.asarray(arrays[1]), d, strict=True):
         dw[i] = row
     return _core.copy(_core.from_buffer(dw)), None

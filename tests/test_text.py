@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from cmha.errors import CheckpointError
 from cmha.files import decode_text, read_text
 from cmha.text import ByteTokenizer, CharTokenizer, StreamDecoder, load_tokenizer
-from cmha.text.corpora import check_length, default_text, encode_text, read_texts, split
+from cmha.text.corpora import Texts, check_length, default_text, open_data, split, text_ids
 from cmha.train.batches import training_batch, validation_batches
 
 EMOJI = "\U0001f600"
@@ -35,7 +35,7 @@ def test_round_trip(text):
     for tokenizer in (ByteTokenizer(), CharTokenizer(text + "x")):
         ids = tokenizer.encode(text)
         assert all(type(i) is int for i in ids) and tokenizer.decode(ids) == text
-        assert encode_text(tokenizer, text).tolist() == ids
+        assert next(text_ids(tokenizer, [text])).tolist() == ids
 
 
 def test_unknown_character_is_named_with_its_place():
@@ -152,10 +152,10 @@ def test_texts_are_joined_in_order_and_empty_ones_refused(tmp_path):
     (tmp_path / "a").write_text("one")
     (tmp_path / "b").write_text("two\n")
     (tmp_path / "empty").write_text("")
-    assert read_texts([tmp_path / "b", tmp_path / "a"]) == "two\n\none"
-    assert read_texts([tmp_path / "a"]) == "one"
+    assert "".join(Texts([tmp_path / "b", tmp_path / "a"])) == "two\n\none"
+    assert list(Texts([tmp_path / "a"])) == ["one"]
     with pytest.raises(ValueError, match="empty"):
-        read_texts([tmp_path / "a", tmp_path / "empty"])
+        list(Texts([tmp_path / "a", tmp_path / "empty"]))
 
 
 def test_default_text_is_the_same_every_time():
@@ -205,8 +205,9 @@ def test_validation_covers_every_window_once():
     assert (np.concatenate([y for _, y in batches]) == x + 1).all()
 
 
-def test_encoded_corpus_is_small():
-    assert encode_text(ByteTokenizer(), "abc").dtype == np.uint8
+def test_encoded_corpus_is_small(tmp_path):
+    (tmp_path / "text").write_text("abc" * 10)
+    assert open_data([tmp_path / "text"], "byte", 2).training.dtype == np.uint8
 
 
 def test_json_file_keeps_characters_readable(tmp_path):

@@ -10,9 +10,9 @@ import pytest
 
 import cmha
 from cmha import GPT, AdamW, GPTConfig, clip_grad_norm_, cosine_schedule
-from cmha.errors import CheckpointError
-from cmha.train import Trainer, TrainSettings, parameter_groups
-from cmha.train.checkpoint import checkpoints, load_checkpoint, save_checkpoint
+from cmha.text.corpora import Corpus
+from cmha.train import Trainer, TrainSettings, constant_schedule, parameter_groups, wsd_schedule
+from cmha.train.checkpoint import Checkpoint, checkpoints
 from cmha.train.memory import bytes_available, bytes_needed
 from cmha.train.progress import fitted
 
@@ -196,6 +196,26 @@ def test_schedule():
         cosine_schedule(-1, **good)
 
 
+def test_schedules_without_a_cosine():
+    rate = [constant_schedule(s, max_lr=2.0, warmup_steps=3) for s in range(6)]
+    np.testing.assert_allclose(rate, [0.5, 1.0, 1.5, 2.0, 2.0, 2.0])
+    sizes = {"max_lr": 2.0, "min_lr": 0.5, "warmup_steps": 2, "decay_steps": 3, "steps": 9}
+    rate = [wsd_schedule(s, **sizes) for s in range(12)]
+    np.testing.assert_allclose(rate, [2 / 3, 4 / 3, 2, 2, 2, 2, 2, 1.5, 1.0, 0.5, 0.5, 0.5])
+    assert wsd_schedule(8, **sizes | {"decay_steps": 0}) == 2.0
+    for bad in ({"decay_steps": 8}, {"min_lr": 3.0}, {"warmup_steps": -1}, {"steps": 1.5}):
+        with pytest.raises(ValueError, match=r"^\[wsd_schedule\] "):
+            wsd_schedule(3, **sizes | bad)
+    with pytest.raises(ValueError, match=r"^\[constant_schedule\] "):
+        constant_schedule(-1, max_lr=1.0, warmup_steps=0)
+    for name, last in (("cosine", 2e-3), ("constant", 2e-2), ("wsd", 2e-3)):
+        settings = TrainSettings(steps=40, lr=2e-2, schedule=name)
+        assert settings.warmup_steps == 4 and settings.rate(3) < 0.018 < settings.rate(4)
+        np.testing.assert_allclose(settings.rate(40), last)
+    settings = TrainSettings(steps=40, schedule="wsd")
+    assert settings.decay_steps == 8 and settings.rate(32) == settings.lr > settings.rate(33)
+
+
 def test_b35_a_batch_without_targets_changes_nothing():
     gpt = tiny()
     before = [value(p).copy() for p in gpt.parameters()]
@@ -209,12 +229,12 @@ def test_b35_a_batch_without_targets_changes_nothing():
 
 
 TEXT = np.tile(np.array([1, 5, 2, 8, 3, 3, 9, 0, 4, 7]), 60)
+CORPUS = Corpus.from_ids(TEXT[:500], TEXT[500:])
 
 
 def trainer(folder=None, **settings):
     defaults = {"steps": 7, "batch_size": 3, "eval_interval": 3, "warmup_steps": 2, "lr": 0.01, "min_lr": 0.001}
-    settings = defaults | settings
-    return Trainer(tiny(dropout=0.1), TEXT[:500], TEXT[500:], TrainSettings(**settings), folder, progress=False)
+    return Trainer(tiny(dropout=0.1), CORPUS, TrainSettings(**defaults | settings), folder, progress=False)
 
 
 def digest(folder):
@@ -234,7 +254,7 @@ def test_a_run_logs_saves_and_repeats_to_the_bit(tmp_path):
     assert not [name for _, _, names in os.walk(tmp_path) for name in names if "tmp" in name]
 
 
-def test_training_learns():
+def test_t1_training_learns():
     run = trainer(steps=400, eval_interval=400)
     start = run.evaluate()
     assert abs(start - math.log(11)) < 0.15
@@ -243,61 +263,85 @@ def test_training_learns():
     assert run.model.training
 
 
+def test_overfitting_one_batch_brings_its_loss_to_zero():
+    """The data is noise: nothing else than the one batch can be learnt."""
+    noise = np.random.default_rng(4).integers(0, 11, 400)
+    losses = {}
+    for flag in (False, True):
+        settings = TrainSettings(steps=250, batch_size=2, eval_interval=250, lr=0.02, overfit_one_batch=flag)
+        run = Trainer(tiny(n_embd=16), Corpus.from_ids(noise[:350], noise[350:]), settings, progress=False)
+        while run.step < 249:
+            run._train_step()
+        before = run._since["loss"]
+        run._train_step()
+        losses[flag] = run._since["loss"] - before
+    assert losses[True] < 0.1 < 1.5 < losses[False]
+
+
 def test_b41_validation_weighs_every_token_once():
-    run = trainer()
-    for run.validation in (TEXT[500:], TEXT[: 7 * 35 + 1]):  # the second: 32 windows, then 3
-        windows = [run.validation[i : i + 8] for i in range(0, len(run.validation) - 7, 7)]
+    for part in (TEXT[500:], TEXT[: 7 * 35 + 1]):  # the second: 32 windows, then 3
+        run = Trainer(tiny(), Corpus.from_ids(TEXT[:500], part), TrainSettings(), progress=False)
+        windows = [part[i : i + 8] for i in range(0, len(part) - 7, 7)]
         run.model.eval()
         losses = [run.model(w[None, :-1], w[None, 1:])[1].item() for w in windows]
         assert abs(run.evaluate() - np.mean(losses)) < 1e-6
 
 
-def test_checkpoint_goes_on_to_the_bit(tmp_path):
-    whole = trainer()
-    whole.run()
-    first = trainer()
-    while first.step < 4:
-        first._train_step()
-    path = save_checkpoint(tmp_path, first.model, first.optimizer, first.step, first.settings)
-    second = trainer(seed=first.settings.seed)
-    second.step = load_checkpoint(path, second.model, second.optimizer)
-    assert second.step == 4
-    second.run()
-    for a, b in zip(whole.model.parameters(), second.model.parameters(), strict=True):
-        assert value(a).tobytes() == value(b).tobytes()
-
-
-def test_a_checkpoint_of_another_model_changes_nothing(tmp_path):
-    run = trainer()
-    path = save_checkpoint(tmp_path, run.model, run.optimizer, 0, run.settings)
-    other = Trainer(tiny(n_embd=8), TEXT[:500], TEXT[500:], run.settings, progress=False)
-    before = [value(p).copy() for p in other.model.parameters()]
-    with pytest.raises(CheckpointError, match=r"step-0\.safetensors"):
-        load_checkpoint(path, other.model, other.optimizer)
-    run.model.save_pretrained(tmp_path)
-    with pytest.raises(CheckpointError, match="format"):
-        load_checkpoint(tmp_path / "model.safetensors", run.model, run.optimizer)
-    assert all(value(p).tobytes() == b.tobytes() for p, b in zip(other.model.parameters(), before, strict=True))
-
-
-@pytest.mark.parametrize("poison", [np.nan, np.inf])
-def test_t3_a_run_that_is_not_finite_stops_before_it_saves(poison, tmp_path):
-    run = trainer(tmp_path)
-    step = run._train_step
+def poison(run, step, value):
+    """From that step on a weight of the model is no number."""
+    train_step = run._train_step
 
     def poisoned():
-        if run.step == 4:
+        if run.step == step:
             state = run.model.state_dict()
-            weight = np.array(value(run.model.h[0].attn.c_q.weight))
-            weight[1, 2] = poison
+            weight = np.array(run.model.h[0].attn.c_q.weight.detach())
+            weight[1, 2] = value
             run.model.load_state_dict(state | {"h.0.attn.c_q.weight": weight})
-        return step()
+        return train_step()
 
     run._train_step = poisoned
-    with pytest.raises(ValueError, match=r"^\[train\] .* must be finite; got .* at step 5$"):
+    return run
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_t3_a_run_that_is_not_finite_names_step_and_weight_and_stops_before_it_saves(value, tmp_path):
+    run = poison(trainer(tmp_path), 4, value)
+    rule = r"^\[train\] loss must be finite; got .* at step 5 with a weight of h\.0\.attn\.c_q\.weight that is not$"
+    with pytest.raises(ValueError, match=rule):
         run.run()
     assert [step for step, _ in checkpoints(tmp_path)] == [3]
     assert len((tmp_path / "log.jsonl").read_text().splitlines()) == 1
+
+
+def test_t3_a_gradient_that_is_not_finite_is_named(tmp_path, monkeypatch):
+    run = trainer(tmp_path)
+    forward = run.model.forward
+
+    def burst(*batch):
+        logits, loss = forward(*batch)
+        return logits, loss if run.step < 4 else loss + (loss - loss.detach()).sqrt()  # its slope at 0
+
+    monkeypatch.setattr(run.model, "forward", burst)
+    with pytest.raises(ValueError, match=r"^\[train\] gradients must be finite; got .* for wte\.weight at step 5$"):
+        run.run()
+    assert [step for step, _ in checkpoints(tmp_path)] == [3]
+
+
+def test_t3_a_step_that_breaks_the_weights_is_not_saved(tmp_path):
+    """The gradient is finite, the update is not: a signal right after it must not put it over a good checkpoint."""
+    run = trainer(tmp_path)
+    step = run._train_step
+
+    def last():
+        step()
+        if run.step == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+            run.model.load_state_dict(run.model.state_dict() | {"ln_f.bias": np.full(6, np.inf, np.float32)})
+
+    run._train_step = last
+    with pytest.raises(ValueError, match=r"^\[train\] weights must be finite; got ln_f\.bias after step 5$"):
+        run.run()
+    assert [step for step, _ in checkpoints(tmp_path)] == [3]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -316,7 +360,8 @@ def test_a_signal_ends_the_run_after_its_step(number, tmp_path):
     assert run.run() == number
     assert run.step == 5 and [step for step, _ in checkpoints(tmp_path)] == [3, 5]
     assert [signal.getsignal(n) for n in numbers] == before
-    assert json.loads((tmp_path / "log.jsonl").read_text().splitlines()[-1])["step"] == 5
+    assert [json.loads(line)["step"] for line in (tmp_path / "log.jsonl").read_text().splitlines()] == [3]
+    assert Checkpoint.read(checkpoints(tmp_path)[-1][1]).step == 5
 
 
 def test_progress_drops_whole_fields():
@@ -342,8 +387,12 @@ def test_settings_are_checked():
     for bad in (
         {"steps": 0}, {"batch_size": 0}, {"lr": 0}, {"lr": float("nan")}, {"min_lr": 1.0}, {"grad_clip": 0},
         {"warmup_steps": 6000}, {"eval_interval": 0}, {"seed": -1}, {"weight_decay": -1}, {"steps": 1.5},
+        {"schedule": "linear"}, {"micro_batch_size": 0}, {"micro_batch_size": 9}, {"sample_interval": 0},
+        {"decay_steps": 3}, {"decay_steps": 4950, "schedule": "wsd"}, {"min_lr": float("inf")},
     ):  # fmt: skip
         with pytest.raises(ValueError, match=r"^\[train\] "):
             TrainSettings(**bad)
     with pytest.raises(ValueError, match=r"validation split .* 8 tokens; got 7"):
-        Trainer(tiny(), TEXT, TEXT[:7], TrainSettings())
+        Trainer(tiny(), Corpus.from_ids(TEXT, TEXT[:7]), TrainSettings())
+    with pytest.raises(TypeError, match="overfit_one_batch must be a bool"):
+        TrainSettings(overfit_one_batch="no")

@@ -16,7 +16,7 @@ def versions():
 
 
 def to_numpy(t):
-    return np.array(t.detach().numpy())
+    return np.array(t if isinstance(t, np.ndarray) else t.detach().numpy())
 
 
 def _tensors(data, *names, grad=False):
@@ -201,10 +201,20 @@ def decode(data, s):
     return run
 
 
+def generate(data, s):
+    model, ids = _gpt(data, s).eval(), data["ids"]
+    return lambda: (model.generate(ids, s["new"], temperature=0),)
+
+
+def prefill(data, s):
+    model, ids = _gpt(data, s).eval(), data["ids"]
+    return lambda: (model.last_logits(ids, cache=model.new_cache(1, s["T"])),)
+
+
 OPS = {
     f.__name__: f
     for f in (
         matmul, softmax, softmax_backward, gelu, gelu_backward, layer_norm, layer_norm_backward, cross_entropy, adamw,
-        attention, attention_backward, mha, mha_backward, train, decode,
+        attention, attention_backward, mha, mha_backward, train, decode, generate, prefill,
     )
 }  # fmt: skip

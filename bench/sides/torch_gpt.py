@@ -85,8 +85,8 @@ class GPT(Named):
         self.h = nn.ModuleList(Block(D, H) for _ in range(L))
         self.ln_f = nn.LayerNorm(D)
 
-    def forward(self, ids, past=None, start=0):
+    def forward(self, ids, past=None, start=0, last=False):
         x = self.wte(ids) + self.wpe.weight[start : start + ids.shape[1]]
         for i, block in enumerate(self.h):
             x = block(x, None if past is None else past[i], start)
-        return F.linear(self.ln_f(x), self.wte.weight)
+        return F.linear(self.ln_f(x[:, -1] if last else x), self.wte.weight)

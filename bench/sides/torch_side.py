@@ -195,9 +195,13 @@ def train(data, s):
     return run, check
 
 
+def _past(s, capacity):
+    return [torch.empty(2, 1, s["H"], capacity, s["D"] // s["H"]) for _ in range(s["L"])]
+
+
 def decode(data, s):
     model, (ids,) = _gpt(data, s), _tensors(data, "ids")
-    past = [torch.empty(2, 1, s["H"], s["block"], s["D"] // s["H"]) for _ in range(s["L"])]
+    past = _past(s, s["block"])
     with torch.inference_mode():
         model(ids[:, :-1], past, 0)
 
@@ -208,10 +212,20 @@ def decode(data, s):
     return run
 
 
+def prefill(data, s):
+    model, (ids,) = _gpt(data, s), _tensors(data, "ids")
+
+    def run():
+        with torch.inference_mode():
+            return (model(ids, _past(s, s["T"]), last=True),)
+
+    return run
+
+
 OPS = {
     f.__name__: f
     for f in (
         matmul, softmax, softmax_backward, gelu, gelu_backward, layer_norm, layer_norm_backward, cross_entropy, adamw,
-        attention, attention_backward, mha, mha_backward, train, decode,
+        attention, attention_backward, mha, mha_backward, train, decode, prefill,
     )
 }  # fmt: skip

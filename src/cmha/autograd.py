@@ -9,6 +9,7 @@ import time
 from contextlib import ContextDecorator, contextmanager
 
 from cmha import _core
+from cmha.ops.embedding import RowGradient
 
 
 class _PerThread(threading.local):
@@ -27,6 +28,16 @@ class no_grad(ContextDecorator):
 
     def __exit__(self, *_):
         _state.off -= 1
+
+
+@contextmanager
+def grad_enabled():
+    """Inside, this thread builds a graph, also where no_grad stands around it."""
+    before, _state.off = _state.off, 0
+    try:
+        yield
+    finally:
+        _state.off = before
 
 
 def is_grad_enabled():
@@ -84,6 +95,10 @@ def watch():
         _state.events = before
 
 
+def dense(grad):
+    return grad.dense() if isinstance(grad, RowGradient) else grad
+
+
 def sum_to_shape(grad, shape):
     """Undo broadcasting: sum over the axes that were added or repeated."""
     return grad if grad.shape == shape else _core.sum_to(grad, shape)
@@ -120,11 +135,17 @@ def backward(root, grad):
     for node in order:
         dy = grads.pop(node, None)
         if dy is not None:
+            dy = dense(dy)
             for parent, dx in zip(node.parents, node.vjp(dy), strict=True):
                 if parent is None or dx is None:
                     continue
                 into = grads if isinstance(parent, Node) else leaves
                 dx = sum_to_shape(dx, parent.shape)
-                into[parent] = _core.add(into[parent], dx) if parent in into else dx
+                if parent not in into:
+                    into[parent] = dx
+                elif isinstance(dx, RowGradient):
+                    into[parent] = _core.embedding_add_rows(dense(into[parent]), dx.rows, dx.ids)
+                else:
+                    into[parent] = _core.add(dense(into[parent]), dx)
         node.vjp, node.parents, node.saved = None, (), ()
-    return list(leaves.items())
+    return [(leaf, dense(grad)) for leaf, grad in leaves.items()]

@@ -6,9 +6,11 @@
 """
 
 import errno
+import hashlib
 import json
 import math
 import os
+import re
 import stat
 import threading
 
@@ -30,6 +32,12 @@ class _Counted:
     def write(self, data):
         self._file.write(data)
         self.size += memoryview(data).nbytes
+
+    def replace_start(self, data):
+        """Other bytes for the first ones: a header that can only be known when what follows it is written."""
+        self._file.seek(0)
+        self._file.write(data)
+        self._file.seek(0, os.SEEK_END)
 
 
 def write_atomically(path, write):
@@ -174,9 +182,36 @@ def _parse_object(data, path):
     return value
 
 
-def save_safetensors(path, tensors, metadata=None):
+def remove_leftovers(folder):
+    """Temp files that a killed process left in a folder which only this process writes to."""
+    for name in os.listdir(folder):
+        if re.fullmatch(r"\..+\.tmp-\d+", name):
+            _remove(os.path.join(folder, name))
+
+
+def append_text(path, text):
+    """Puts text behind what a file holds (made if needed) and onto the disk; a failure takes back what was written."""
+    with open(path, "ab", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        data = memoryview(text.encode("utf-8"))
+        end = size + data.nbytes
+        try:
+            while data:
+                data = data[file.write(data) :]
+            if os.fstat(file.fileno()).st_size != end:
+                raise OSError(errno.EIO, f"the disk kept {os.fstat(file.fileno()).st_size} of {end} bytes")
+            os.fsync(file.fileno())
+        except BaseException as error:
+            os.ftruncate(file.fileno(), size)
+            if isinstance(error, OSError) and error.filename is None:
+                raise type(error)(error.errno, error.strerror, path) from error
+            raise
+
+
+def save_safetensors(path, tensors, metadata=None, sealed=False):
     """Writes {name: float32 array} at path. Equal content gives equal bytes, and no second copy of the data is made.
 
+    sealed: metadata gets a key "sha256", over the header without it and the data, which check_seal compares.
     The header is written here and not by the package, which puts metadata in an order that changes from run to run.
     """
     arrays = {}
@@ -191,7 +226,12 @@ def save_safetensors(path, tensors, metadata=None):
     for name, array in arrays.items():
         header[name] = {"dtype": "F32", "shape": list(array.shape), "data_offsets": [offset, offset + array.nbytes]}
         offset += array.nbytes
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
+    if sealed:
+        seal = hashlib.sha256(_header_bytes(header))
+        for array in arrays.values():
+            seal.update(array.reshape(-1).view(np.uint8))
+        header["__metadata__"]["sha256"] = seal.hexdigest()
+    text = _header_bytes(header)
     text += b" " * (-len(text) % 8)  # so that the data starts aligned
 
     def write(file):
@@ -201,6 +241,25 @@ def save_safetensors(path, tensors, metadata=None):
                 file.write(array.reshape(-1).view(np.uint8))
 
     write_atomically(path, write)
+
+
+def _header_bytes(header):
+    return json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
+
+
+def check_seal(path):
+    """The metadata of a sealed file, every byte of which is as it was written."""
+    header = read_header(path)
+    metadata = header.get("__metadata__", {})
+    written = metadata.pop("sha256", None)
+    seal = hashlib.sha256(_header_bytes(header))
+    with open(path, "rb") as file:
+        file.seek(8 + int.from_bytes(file.read(8), "little"))
+        while piece := file.read(1 << 20):
+            seal.update(piece)
+    if seal.hexdigest() != written:
+        _refuse(path, "content must have the SHA-256 it was written with", f"{seal.hexdigest()}, not {written},")
+    return metadata
 
 
 def read_header(path):

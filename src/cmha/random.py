@@ -15,7 +15,8 @@ _SITES = 1 << 24  # dropout sites a step may have
 
 class _State:
     def __init__(self, seed):
-        self.seed, self.step, self.site, self.first_row = seed, 0, 0, 0
+        self.seed = self.stream_seed = seed
+        self.step, self.site, self.first_row = 0, 0, 0
 
     @functools.cached_property
     def generator(self):  # made when first asked for: numpy.random takes a fifth of NumPy's import
@@ -55,12 +56,23 @@ def draws_nothing():
     return getattr(_here, "no_init", False)
 
 
-def begin_step(step, first_row=0):
-    """Dropout of what follows belongs to training step `step`; row 0 is row `first_row` of the global batch."""
+def begin_step(step, first_row=0, seed=None):
+    """Dropout of what follows belongs to training step `step` of the run with this seed (by default manual_seed's);
+    row 0 is row `first_row` of the global batch."""
     _state.step, _state.site, _state.first_row = step, 0, first_row
+    _state.stream_seed = _state.seed if seed is None else seed
 
 
 def next_stream():
     """(seed, stream, first_row) of the next dropout site."""
     _state.site += 1
-    return _state.seed, (_state.step * _SITES + _state.site) % (1 << 64), _state.first_row
+    return _state.stream_seed, (_state.step * _SITES + _state.site) % (1 << 64), _state.first_row
+
+
+def position():
+    """Where dropout stands, for `rewind`: a forward pass that is run again draws the same numbers."""
+    return _state.stream_seed, _state.step, _state.site, _state.first_row
+
+
+def rewind(position):
+    _state.stream_seed, _state.step, _state.site, _state.first_row = position

@@ -18,7 +18,8 @@ cdef extern from "dispatch.h" nogil:
         const uint8_t *key_mask
         float dropout_p
         uint64_t seed, stream, first_row
-    void cmha_attention_scratch(Py_ssize_t *size, const cmha_attention *call, int backward, int threads) noexcept
+    void cmha_attention_scratch(Py_ssize_t *size, const cmha_attention *call, int threads) noexcept
+    void cmha_attention_backward_scratch(Py_ssize_t *size, const cmha_attention *call, int threads) noexcept
     void cmha_attention_forward(const cmha_heads *y, float *row_max, float *row_sum, const cmha_heads *q,
                                 const cmha_heads *k, const cmha_heads *v, const cmha_attention *call, float *scratch,
                                 int threads) noexcept
@@ -114,13 +115,8 @@ cdef Array new_heads(Array x):
 
 
 cdef int attention_threads(const cmha_attention *call) noexcept:
-    return gate_flops(4.0 * call.B * call.H * call.T * call.S * call.hd)
-
-
-cdef Array attention_memory(const cmha_attention *call, int backward, int threads):
-    cdef Py_ssize_t size
-    cmha_attention_scratch(&size, call, backward, threads)
-    return new_vector(FLOAT, size)
+    """One part for every thread: the kernels deal out their work piece by piece."""
+    return min(thread_limit, gate_flops(4.0 * call.B * call.H * call.T * call.S * call.hd))
 
 
 cdef int check_rows(const cmha_attention *call, str name, Array x) except -1:
@@ -141,7 +137,9 @@ def attention_forward(Array q not None, Array k not None, Array v not None, *, A
     q, k, v = rows_of(q), rows_of(k), rows_of(v)
     cdef Array y = new_heads(q), row_max = new_array(FLOAT, 3, q.dims), row_sum = like(row_max)
     cdef int threads = attention_threads(&call)
-    cdef Array scratch = attention_memory(&call, 0, threads)
+    cdef Py_ssize_t size
+    cmha_attention_scratch(&size, &call, threads)
+    cdef Array scratch = new_vector(FLOAT, size)
     cdef cmha_heads y_heads = heads_of(y), q_heads = heads_of(q), k_heads = heads_of(k), v_heads = heads_of(v)
     with nogil:
         cmha_attention_forward(&y_heads, floats(row_max), floats(row_sum), &q_heads, &k_heads, &v_heads, &call,
@@ -161,7 +159,9 @@ def attention_weights(Array q not None, Array k not None, Array row_max not None
     cdef Py_ssize_t[4] dims = [call.B, call.H, call.T, call.S]
     cdef Array weights = new_array(FLOAT, 4, dims)
     cdef int threads = attention_threads(&call)
-    cdef Array scratch = attention_memory(&call, 0, threads)
+    cdef Py_ssize_t size
+    cmha_attention_scratch(&size, &call, threads)
+    cdef Array scratch = new_vector(FLOAT, size)
     cdef cmha_heads q_heads = heads_of(q), k_heads = heads_of(k)
     with nogil:
         cmha_attention_weights(floats(weights), floats(row_max), floats(row_sum), &q_heads, &k_heads, &call,
@@ -185,7 +185,9 @@ def attention_backward(Array dy not None, Array y not None, Array row_max not No
     dy, y, q, k, v = rows_of(dy), rows_of(y), rows_of(q), rows_of(k), rows_of(v)
     cdef Array dq = new_heads(q), dk = new_heads(k), dv = new_heads(k)
     cdef int threads = attention_threads(&call)
-    cdef Array scratch = attention_memory(&call, 1, threads)
+    cdef Py_ssize_t size
+    cmha_attention_backward_scratch(&size, &call, threads)
+    cdef Array scratch = new_vector(FLOAT, size)
     cdef cmha_heads dy_heads = heads_of(dy), y_heads = heads_of(y)
     cdef cmha_heads q_heads = heads_of(q), k_heads = heads_of(k), v_heads = heads_of(v)
     cdef cmha_heads dq_heads = heads_of(dq), dk_heads = heads_of(dk), dv_heads = heads_of(dv)

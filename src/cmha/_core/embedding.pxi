@@ -5,6 +5,8 @@ cdef extern from "dispatch.h" nogil:
                                 int threads) noexcept
     void cmha_embedding_backward(float *dweight, const float *dy, const int64_t *ids, Py_ssize_t n, Py_ssize_t V,
                                  Py_ssize_t D, int threads) noexcept
+    void cmha_embedding_add_rows(float *weight, const float *rows, const int64_t *ids, Py_ssize_t n, Py_ssize_t D,
+                                 int threads) noexcept
 
 
 cdef int check_ids(str op, Array ids, Py_ssize_t V) except -1:
@@ -60,3 +62,21 @@ def embedding_backward(Array dy, Array ids, Py_ssize_t V):
     with nogil:
         cmha_embedding_backward(floats(dweight), floats(dy), <int64_t *>ids.data, ids.length, V, D, threads)
     return dweight
+
+
+def embedding_add_rows(Array weight, Array rows, Array ids):
+    """A copy of weight (V, D) with rows (n, D) added at ids (n), which differ from each other."""
+    need("embedding", "weight", weight, FLOAT, 2)
+    need("embedding", "rows", rows, FLOAT, 2)
+    need("embedding", "ids", ids, INT64, 1)
+    cdef Array y = duplicate(weight)
+    cdef Py_ssize_t n = ids.length, D = weight.dims[1]
+    if rows.dims[0] != n or rows.dims[1] != D:
+        raise ValueError(f"[embedding] rows must be one of weight for every id; got weight {dims_tuple(weight)}, "
+                         f"rows {dims_tuple(rows)}, ids {dims_tuple(ids)}")
+    rows, ids = packed(rows), packed(ids)
+    check_ids("embedding", ids, weight.dims[0])
+    cdef int threads = gate(rows.length)
+    with nogil:
+        cmha_embedding_add_rows(floats(y), floats(rows), <int64_t *>ids.data, n, D, threads)
+    return y

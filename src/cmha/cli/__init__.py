@@ -13,9 +13,13 @@ import threading
 
 from cmha.cli.options import Parser, UsageError
 
+TOLD = (ValueError, TypeError, IndexError, ImportError, OSError, MemoryError, UsageError)  # their texts say it all
 COMMANDS = {
     "train": "train a small GPT on text, and keep it",
+    "tokenize": "text into a file of token ids, larger than memory if need be",
+    "plot": "the loss curves of runs, as text or as a picture",
     "generate": "let a trained model write on",
+    "score": "how well a model predicts a text: its perplexity",
     "convert": "turn llm.c's model file into a folder for cmha and transformers",
     "trace": "attention's eight steps, with shapes, strides and copies",
     "heads": "where every head of a model looks, as heat maps",
@@ -60,7 +64,7 @@ def _guarded(arguments):
     except SystemExit as ended:
         return ended.code
     except UsageError as error:
-        return _fail(error, 2)
+        return _fail(error, 2) if _is_first() else 2
     except Exception as error:
         _drop_stdout()
         if "--debug" in arguments:
@@ -113,10 +117,17 @@ def _top(arguments):
     return 0
 
 
+def _is_first():
+    """Whether this is the one of several processes under mpiexec that tells what all of them find."""
+    from cmha.train.parallel import launched_rank
+
+    return not launched_rank()
+
+
 def _fail(error, code):
     if isinstance(error, OSError) and error.strerror:
         text = error.strerror if error.filename is None else f"{error.strerror}: {os.fspath(error.filename)!r}"
-    elif isinstance(error, (ValueError, TypeError, IndexError, OSError, MemoryError, UsageError)) and str(error):
+    elif isinstance(error, TOLD) and str(error):
         text = str(error)
     else:
         text = f"{type(error).__name__}: {error}"

@@ -28,14 +28,18 @@ def add_options(parser):
 
 
 def run(args):
+    from cmha.cli.generate import check_vocabulary, tokenizer_of
     from cmha.errors import message, quote
+    from cmha.gpt import GPT
     from cmha.see.maps import attention_maps
 
     kind = None if args.out is None else next((k for k in KINDS if args.out.lower().endswith(k)), None)
     if args.out is not None and kind is None:
         raise UsageError(f"--out must end in {', '.join(KINDS)}; got {args.out!r}")
     text = utf8(args.text, "the text")
-    gpt, tokenizer = _open(args.folder)
+    check_run(args.folder, "config.json")
+    gpt, tokenizer = GPT.from_pretrained(args.folder), tokenizer_of(args.folder)
+    check_vocabulary("heads", args.folder, tokenizer, gpt)
     if args.layer is not None and args.layer >= gpt.cfg.n_layer:
         known = f"0 to {gpt.cfg.n_layer - 1}"
         raise ValueError(message("heads", "--layer must be one of the model's", args.layer, known))
@@ -53,16 +57,3 @@ def run(args):
         from cmha.see.figure import save_figure
 
         save_figure(maps, args.out, kind[1:])
-
-
-def _open(folder):
-    from cmha.errors import CheckpointError, message, quote_path
-    from cmha.gpt import GPT
-    from cmha.text import load_tokenizer
-
-    check_run(folder, "config.json")
-    gpt, tokenizer = GPT.from_pretrained(folder), load_tokenizer(folder)
-    if tokenizer.vocab_size > gpt.cfg.vocab_size:
-        got = f"{tokenizer.vocab_size} and {gpt.cfg.vocab_size} in {quote_path(folder)}"
-        raise CheckpointError(message("heads", "the model must know every token of the tokenizer", got))
-    return gpt, tokenizer

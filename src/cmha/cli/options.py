@@ -7,16 +7,26 @@ import re
 
 from cmha.errors import quote, quote_path
 
+TOKENIZERS = ("char", "byte", "bpe")
+
 
 class UsageError(Exception):
     """The command line itself is wrong: exit code 2, before any file is opened."""
 
 
 class Parser(argparse.ArgumentParser):
+    optional_values = ()  # options that take a value only behind "=": alone they stand for ""
+
     def __init__(self, **options):
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **options)
         self.register("action", None, _StoreOnce)
         self.register("action", "store", _StoreOnce)
+
+    def parse_intermixed_args(self, args=None, namespace=None):
+        """Python's own `--option [VALUE]` would take the word behind it, which may be a file."""
+        end = args.index("--") if "--" in args else len(args)
+        args = [f"{word}=" if word in self.optional_values else word for word in args[:end]] + args[end:]
+        return super().parse_intermixed_args(args, namespace)
 
     def error(self, text):
         raise UsageError(text)
@@ -101,3 +111,11 @@ def check_run(folder, *names):
     for name in names:
         if not os.path.exists(os.path.join(folder, name)):
             raise ValueError(f"not a run: {quote_path(folder)} holds no {name}")
+
+
+def check_tokenizer(args):
+    """--tokenizer names a kind or a folder; --vocab-size goes with the kind that learns one."""
+    if args.tokenizer is not None and args.tokenizer not in TOKENIZERS and not os.path.isdir(args.tokenizer):
+        raise UsageError(f"--tokenizer must be {', '.join(TOKENIZERS)} or a folder; got {quote(args.tokenizer)}")
+    if args.vocab_size is not None and args.tokenizer != "bpe":
+        raise UsageError("--vocab-size goes with --tokenizer bpe alone")

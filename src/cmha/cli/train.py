@@ -1,10 +1,10 @@
 """cmha train: text in, a run's folder out."""
 
 import os
-import shutil
 import sys
 
-from cmha.cli.options import UsageError, filled, integer, not_negative, number, positive
+from cmha.cli import runs
+from cmha.cli.options import TOKENIZERS, UsageError, check_tokenizer, filled, integer, not_negative, number, positive
 from cmha.errors import message, quote, quote_path
 
 DESCRIPTION = """\
@@ -21,192 +21,306 @@ examples:
   cmha train --steps 200 --eval-interval 100  a quick look
   cmha train --preset char --out runs/char    a larger model, into a folder of your choice
   cmha train --n-head 8 --seed 1              the same width cut into more heads
+  cmha train a.txt --out runs/a --resume      begins, or goes on where it was: say the same after every crash
+  cmha train --resume=runs/001 --steps 9000   a finished run goes on to more steps
+  cmha train new.txt --init runs/001 --lr 3e-4            another text for a model that has learnt one
+  cmha train a.txt --preset baby --micro-batch-size 8 --checkpoint-activations    more model than memory
+  cmha train a.txt --overfit-one-batch --steps 200        can it learn at all? the loss must go to 0
+  cmha train corpus.safetensors               ids of `cmha tokenize`, of nanoGPT or llm.c; larger than memory
+  mpiexec -n 4 cmha train a.txt --micro-batch-size 2      four processes, the same bits (pip install 'cmha[mpi]')
 
-The folder holds config.json and model.safetensors (GPT-2's layout), tokenizer_cmha.json, log.jsonl (a line per
-evaluation: step, loss, val_loss, lr, grad_norm, tokens_per_second) and the two newest checkpoints. Ctrl-C ends the run
-after its step and saves it; a second Ctrl-C ends it at once. A run that ends before its first save leaves no folder.
+The folder holds config.json and model.safetensors (GPT-2's layout), the tokenizer, log.jsonl (a line per evaluation:
+step, loss, val_loss, lr, grad_norm, tokens_per_second) and checkpoints: the two newest and the one with the lowest
+val_loss. Kill it whenever you like: after --resume every bit is as if nothing had happened. There --steps, --threads,
+--eval-interval, --sample-interval and --checkpoint-activations may change, what is not given is as it was, and TEXT
+must be what it was. Ctrl-C ends the run after its step and saves it; a second Ctrl-C ends it at once. A run that ends
+before its first save leaves no folder. A disk that is full ends it with what was saved before.
 """
-RUN_FILES = ("config.json", "model.safetensors", "log.jsonl", "tokenizer_cmha.json", "checkpoints")
-SAMPLE = 400  # tokens written at the end
 SWITCH_VALUES = ("", "true", "false", "yes", "no", "on", "off", "0", "1")
+MODEL = ("block_size", "n_layer", "n_head", "n_embd", "dropout", "output_projection")
+SETTINGS = (
+    "steps", "batch_size", "micro_batch_size", "lr", "min_lr", "schedule", "warmup_steps", "decay_steps",
+    "weight_decay", "grad_clip", "eval_interval", "sample_interval", "seed", "overfit_one_batch",
+    "checkpoint_activations",
+)  # fmt: skip
+FIXED_BY_INIT = ("preset", "n_layer", "n_head", "n_embd", "output_projection", "tokenizer", "vocab_size")
 
 
 def add_options(parser):
-    parser.add_argument("text", nargs="*", metavar="TEXT", help="text files, UTF-8 (default: Python's documentation)")
+    parser.optional_values = ("--resume",)
+    parser.add_argument(
+        "text", nargs="*", metavar="TEXT",
+        help="text files, UTF-8, folders of them, or token files of `cmha tokenize` (default: Python's documentation)",
+    )  # fmt: skip
     add = parser.add_argument_group("the run").add_argument
     add("--out", metavar="DIR", type=filled, help="folder to write (default: runs/001, runs/002, ...)")
-    add("--steps", metavar="N", type=integer(1), default=5000, help="updates (default: %(default)s)")
-    add("--batch-size", metavar="B", type=integer(1), default=8, help="windows in a step (default: %(default)s)")
     add(
-        "--eval-interval", metavar="N", type=integer(1), default=500,
-        help="steps between evaluations, each of which also saves (default: %(default)s)",
+        "--resume", metavar="PATH",
+        help="without =PATH: go on with the run in --out (by default the newest in runs/) from its last whole "
+        "checkpoint, or begin it; =PATH: with this run or checkpoint, and no other",
     )  # fmt: skip
+    add("--steps", metavar="N", type=integer(1), help="updates (default: 5000; char 2000)")
     add(
-        "--tokenizer", metavar="T", type=filled, default="char",
-        help="char (the text's own characters), byte (256 byte values), or the folder of a run (default: %(default)s)",
+        "--eval-interval", metavar="N", type=integer(1),
+        help="steps between evaluations, each of which also saves (default: 500)",
     )  # fmt: skip
-    add("--seed", metavar="N", type=integer(0), default=0, help="of weights, batches, dropout (default: %(default)s)")
+    add("--sample-interval", metavar="N", type=integer(1), help="steps between samples on stderr (default: none)")
+    add("--seed", metavar="N", type=integer(0), help="of weights, batches, dropout (default: 0)")
     add("--threads", metavar="N", type=integer(1, 1024), help="threads of the kernels (default: all CPUs)")
+    add(
+        "--overfit-one-batch", action="store_true", default=None,
+        help="learn the first batch again and again: a model that cannot get its loss to 0 has a fault",
+    )  # fmt: skip
 
     add = parser.add_argument_group("the model").add_argument
     add(
-        "--preset", choices=("tiny", "char", "baby", "gpt2"), default="tiny",
+        "--preset", choices=("tiny", "char", "baby", "gpt2"),
         help="sizes to start from: tiny is 64 wide with 2 blocks, char 128 with 4, baby 384 with 6, gpt2 768 with 12 "
-        "(default: %(default)s)",
+        "(default: tiny)",
     )  # fmt: skip
+    add(
+        "--init", metavar="DIR", type=filled,
+        help="start from the weights and the tokenizer in a folder: a run's, or Hugging Face's of a GPT-2",
+    )  # fmt: skip
+    add(
+        "--tokenizer", metavar="T", type=filled,
+        help="char (the text's own characters), byte (256 byte values), bpe (learnt from the text; "
+        "pip install 'cmha[bpe]'), or the folder of a run (default: char, or what a token file brings)",
+    )  # fmt: skip
+    add("--vocab-size", metavar="V", type=integer(257, 2**24), help="of --tokenizer bpe (default: 4096)")
     add("--block-size", metavar="T", type=integer(1), help="context in tokens (default: the preset's)")
     add("--n-layer", metavar="L", type=integer(1), help="blocks (default: the preset's)")
     add("--n-head", metavar="H", type=integer(1), help="heads (default: the preset's)")
     add("--n-embd", metavar="D", type=integer(1), help="width, a multiple of the heads (default: the preset's)")
     add(
-        "--dropout", metavar="P", type=number(lambda x: 0 <= x < 1, "at least 0 and below 1"), default=0.0,
-        help="share of activations dropped in training (default: %(default)s)",
+        "--dropout", metavar="P", type=number(lambda x: 0 <= x < 1, "at least 0 and below 1"),
+        help="share of activations dropped in training (default: 0, or that of --init)",
     )  # fmt: skip
     add(
-        "--no-output-projection", dest="output_projection", action="store_false",
+        "--no-output-projection", dest="output_projection", action="store_false", default=None,
         help="leave out c_proj, the mixing of heads after attention",
     )  # fmt: skip
 
+    add = parser.add_argument_group("the batch").add_argument
+    add("--batch-size", metavar="B", type=integer(1), help="windows in a step (default: 8; char 12, baby 64)")
+    add(
+        "--micro-batch-size", metavar="B", type=integer(1),
+        help="windows that go through the model at a time, where a whole batch does not fit in memory; gradients are "
+        "added in an order that depends on nothing else (default: --batch-size; gpt2 1)",
+    )  # fmt: skip
+    add("--grad-accumulation", metavar="N", type=integer(1), help="the same, as a number: micro-batches in a step")
+    add(
+        "--checkpoint-activations", action="store_true", default=None,
+        help="run each block again in the backward pass instead of keeping its inside: a third more time, much less "
+        "memory for long contexts, the same bits",
+    )  # fmt: skip
+
     add = parser.add_argument_group("the optimiser (AdamW)").add_argument
-    add("--lr", metavar="X", type=positive, default=3e-3, help="highest learning rate (default: %(default)s)")
+    add("--lr", metavar="X", type=positive, help="highest learning rate (default: 0.003; baby 0.001, gpt2 0.0006)")
+    add(
+        "--schedule", choices=("cosine", "constant", "wsd"),
+        help="after the warm-up: half a cosine down to --min-lr; constant; or constant with a straight line down over "
+        "the last --decay-steps (default: cosine)",
+    )  # fmt: skip
     add("--min-lr", metavar="X", type=not_negative, help="learning rate at the end (default: a tenth of --lr)")
     add(
         "--warmup-steps", metavar="N", type=integer(0),
-        help="steps from 0 up to --lr, before the cosine down (default: 100, or a tenth of a short run)",
+        help="steps from 0 up to --lr (default: 100, or a tenth of a short run)",
     )  # fmt: skip
-    add("--weight-decay", metavar="X", type=not_negative, default=0.1, help="of matrices only (default: %(default)s)")
-    add("--grad-clip", metavar="X", type=positive, default=1.0, help="longest gradient allowed (default: %(default)s)")
+    add("--decay-steps", metavar="N", type=integer(0), help="of --schedule wsd (default: a fifth of --steps)")
+    add("--weight-decay", metavar="X", type=not_negative, help="of matrices only (default: 0.1)")
+    add("--grad-clip", metavar="X", type=positive, help="longest gradient allowed (default: 1)")
 
 
 def run(args):
-    from cmha import random, threads
-    from cmha.gpt import GPT
-    from cmha.text import corpora
-    from cmha.train import Trainer
-    from cmha.train.memory import check_memory
+    from cmha import threads
+    from cmha.train import parallel
+
+    _check(args)
+    with parallel.start() as processes:
+        if args.threads is not None:
+            threads.set_num_threads(args.threads)
+        return _run(args, processes)
+
+
+def _run(args, processes):
     from cmha.train.signals import HANGUP
 
-    settings = _check(args)
-    if args.threads is not None:
-        threads.set_num_threads(args.threads)
-    if args.out is not None:
-        _refuse_a_run(args.out)
-    text = corpora.read_texts(args.text) if args.text else corpora.default_text()
-    tokenizer = _tokenizer(args.tokenizer, text)
-    config = _config(args, tokenizer.vocab_size)
-    check_memory(config, args.batch_size)
-    training, validation = corpora.split(corpora.encode_text(tokenizer, text), config.block_size)
-    random.manual_seed(args.seed)
-    gpt = GPT(config)
-    trainer = Trainer(gpt, training, validation, settings, tokenizer=tokenizer)
-    trainer.folder, made = _claim(args.out)
+    say = _say if processes.rank == 0 else lambda text: None
+    checkpoint, out = processes.first(lambda: runs.find(args.resume, args.out, _say))
+    if checkpoint is None:
+        trainer = processes.together(lambda: _begin(args, out, processes))
+    else:
+        trainer = processes.together(lambda: _go_on(args, checkpoint, processes))
+    begun, made = trainer.begun, []
     try:
-        tokens = f"{len(training):,} tokens to learn from, {len(validation):,} to validate"
-        _say(f"{gpt.num_parameters():,} parameters, {tokens}")
+        if checkpoint is None and processes.rank == 0:
+            trainer.folder, made = runs.claim(out)
+        corpus = trainer.corpus
+        tokens = f"{len(corpus.training):,} tokens to learn from, {len(corpus.validation):,} to validate"
+        say(f"{trainer.model.num_parameters():,} parameters, {tokens}")
         number = trainer.run()
     finally:
-        if not trainer.saved:
-            _remove(trainer.folder, made, begun=trainer.saved is False)
+        if trainer.folder is not None and not trainer.saved and not begun:
+            runs.remove(trainer.folder, made, begun=trainer.saved is False)
     if number is not None:
-        _say(f"stopped after step {trainer.step} of {settings.steps}; saved")
-        if number != HANGUP:  # the terminal is gone
+        say(f"stopped after step {trainer.step} of {trainer.settings.steps}{'; saved' if trainer.saved else ''}")
+        if number != HANGUP and trainer.saved and processes.rank == 0:  # a closed terminal shows nothing
             print(trainer.folder)
         return 128 + number
-    _say(f"done: validation loss {trainer.rows[-1]['val_loss']:.4f}; a sample:")
-    print(_sample(gpt, tokenizer, int(training[0]), args.seed))
-    print(trainer.folder)
+    if processes.rank == 0:
+        losses = [row["val_loss"] for row in trainer.rows[-1:]]
+        say("done" + "".join(f": validation loss {loss:.4f}" for loss in losses) + "; a sample:")
+        print(trainer.sample())
+        print(trainer.folder)
+
+
+def _given(args, names):
+    return {name: getattr(args, name) for name in names if getattr(args, name) is not None}
 
 
 def _check(args):
-    """The settings; whatever does not fit together is wrong usage, before a file is opened."""
-    from cmha.train import TrainSettings
-
+    """Whatever does not fit together is wrong usage, before a file is opened."""
     for path in args.text:
         if path.lower() in SWITCH_VALUES and not os.path.exists(path):
             raise UsageError(f"TEXT must be a file; got {path!r} (an on/off option takes no value)")
-    if args.tokenizer not in ("char", "byte") and not os.path.isdir(args.tokenizer):
-        raise UsageError(f"--tokenizer must be char, byte or a folder; got {quote(args.tokenizer)}")
-    warmup_steps = min(100, args.steps // 10) if args.warmup_steps is None else args.warmup_steps
-    min_lr = args.lr / 10 if args.min_lr is None else args.min_lr
+    check_tokenizer(args)
+    fixed = [f"--{name.replace('_', '-')}" for name in _given(args, FIXED_BY_INIT)]
+    if args.init is not None and fixed:
+        raise UsageError(f"--init brings model and tokenizer; got {fixed[0].replace('--output', '--no-output')} too")
+    if args.init is not None and not os.path.isdir(args.init):
+        raise UsageError(f"--init must be a folder; got {quote(args.init)}")
     try:
-        _config(args, 256)
-        names = ("steps", "batch_size", "lr", "weight_decay", "grad_clip", "eval_interval", "seed")
-        settings = {name: getattr(args, name) for name in names}
-        return TrainSettings(**settings, min_lr=min_lr, warmup_steps=warmup_steps)
+        if args.resume is None:
+            _settings(args)
+            if args.init is None:
+                _config(args, 256)
     except ValueError as error:
         raise UsageError(str(error)) from None
+
+
+def _settings(args):
+    from cmha.train.settings import PRESETS, TrainSettings
+
+    preset = args.preset or "tiny"
+    given = _given(args, SETTINGS)
+    if args.grad_accumulation is not None:
+        usual = PRESETS[preset].get("batch_size", TrainSettings.batch_size)
+        given |= _micro_batches(args, given.get("batch_size", usual))
+    return TrainSettings.preset(preset, **given)
+
+
+def _micro_batches(args, batch_size):
+    """--grad-accumulation N as the sizes of batch and micro-batch."""
+    N, size = args.grad_accumulation, args.micro_batch_size
+    if size is not None and args.batch_size is None:
+        batch_size = N * size
+    if batch_size % N or size not in (None, batch_size // N):
+        got = f"{batch_size} windows in {N} micro-batches" + (f" of {size}" if size is not None else "")
+        raise UsageError(f"--grad-accumulation must cut --batch-size into equal micro-batches; got {got}")
+    return {"batch_size": batch_size, "micro_batch_size": batch_size // N}
 
 
 def _config(args, vocab_size):
     from cmha.gpt import GPTConfig
 
-    given = {name: getattr(args, name) for name in ("block_size", "n_layer", "n_head", "n_embd")}
-    changes = {name: value for name, value in given.items() if value is not None}
-    changes |= {"dropout": args.dropout, "output_projection": args.output_projection}
-    return GPTConfig.preset(args.preset, vocab_size=vocab_size, **changes)
+    return GPTConfig.preset(args.preset or "tiny", vocab_size=vocab_size, **_given(args, MODEL))
 
 
-def _tokenizer(name, text):
-    from cmha.text import ByteTokenizer, CharTokenizer, load_tokenizer
+# ------------------------------------------------------------------------------------------ a new run
+def _begin(args, out, processes):
+    from cmha import random
+    from cmha.gpt import GPT
+    from cmha.text.corpora import open_data
+    from cmha.train import Trainer, run_folder
+    from cmha.train.memory import check_memory
 
-    return CharTokenizer(text) if name == "char" else ByteTokenizer() if name == "byte" else load_tokenizer(name)
-
-
-def _refuse_a_run(folder):
-    found = [name for name in RUN_FILES if os.path.lexists(os.path.join(folder, name))]
-    if found:
-        got = f"{quote_path(folder)} with {found[0]}"
-        raise ValueError(message("train", "--out must not hold a run already", got))
-
-
-def _claim(out):
-    """(the run's folder, the folders made for it, innermost first); without --out the next number in runs/."""
+    begun = args.resume is not None
     if out is not None:
-        return out, _make_folders(out)
-    made = _make_folders("runs")
-    number = max((int(name) for name in os.listdir("runs") if name.isascii() and name.isdigit()), default=0)
-    while True:
-        number += 1
-        folder = os.path.join("runs", f"{number:03d}")
-        try:
-            os.mkdir(folder)
-            return folder, [folder, *made]
-        except FileExistsError:  # another run took it just now
-            continue
+        run_folder.refuse_a_run(out, begun)
+    settings = _settings(args)
+    if args.init is None:
+        tokenizer, block_size = _tokenizer(args), _config(args, 256).block_size
+    else:
+        tokenizer, start = _initial(args)
+        block_size = start.block_size
+    corpus = open_data(args.text, tokenizer, block_size)
+    config = _config(args, corpus.tokenizer.vocab_size) if args.init is None else start
+    check_memory(config, settings, processes)
+    random.manual_seed(settings.seed)
+    model = GPT(config)
+    if args.init is not None:
+        whole = GPT.from_pretrained(args.init)
+        whole.crop_block_size(block_size)
+        model.load_state_dict(whole.state_dict())
+    trainer = Trainer(model, corpus, settings, processes=processes)
+    trainer.begun = begun and out is not None and os.path.exists(out)
+    return trainer
 
 
-def _make_folders(path):
-    made, at = [], os.path.abspath(path)
-    while not os.path.lexists(at):
-        made.append(at)
-        at = os.path.dirname(at)
-    os.makedirs(path, exist_ok=True)
-    return made
+def _initial(args):
+    """(tokenizer, config) of --init, with what the options change."""
+    from dataclasses import replace
+
+    from cmha.gpt.pretrained import CONFIG, read_config
+    from cmha.text import load_tokenizer
+
+    config, tokenizer = read_config(os.path.join(args.init, CONFIG)), load_tokenizer(args.init)
+    if tokenizer.vocab_size != config.vocab_size:
+        got = f"{tokenizer.vocab_size} and {config.vocab_size} in {quote_path(args.init)}"
+        raise ValueError(message("train", "tokenizer and model must have one vocabulary", got))
+    if args.block_size is not None and args.block_size > config.block_size:
+        got = f"{args.block_size} for {config.block_size} in {quote_path(args.init)}"
+        raise ValueError(message("train", "--block-size can only shrink the context of --init", got))
+    return tokenizer, replace(config, **_given(args, ("block_size", "dropout")))
 
 
-def _remove(folder, made, begun):
-    """A run that ends before its first save, or in it, leaves nothing behind: no number taken, no --out blocked."""
-    for name in RUN_FILES if begun else ():  # none was there when the run began
-        path = os.path.join(folder, name)
-        if os.path.isdir(path):
-            shutil.rmtree(path, ignore_errors=True)
-        elif os.path.lexists(path):
-            os.unlink(path)
-    for path in made:
-        try:
-            os.rmdir(path)
-        except OSError:  # somebody else's files are in it
-            break
+def _tokenizer(args):
+    """A tokenizer, or what open_data makes one of."""
+    if args.tokenizer == "bpe":
+        from cmha.text.corpora import Texts, default_text, make_tokenizer
+
+        return make_tokenizer("bpe", Texts(args.text) if args.text else [default_text()], args.vocab_size)
+    if args.tokenizer is None or args.tokenizer in TOKENIZERS:
+        return args.tokenizer
+    from cmha.text import load_tokenizer
+
+    return load_tokenizer(args.tokenizer)
 
 
-def _sample(gpt, tokenizer, first, seed):
-    """A piece of text by the model, from a new paragraph on where the tokenizer knows one."""
+# ------------------------------------------------------------------------------------------ a run that goes on
+def _go_on(args, checkpoint, processes):
+    from cmha.gpt import GPTConfig
+    from cmha.text.corpora import open_data
+    from cmha.train import Trainer
+    from cmha.train.checkpoint import tokenizer_dict
+    from cmha.train.memory import check_memory
+    from cmha.train.settings import MAY_CHANGE, TrainSettings
+
+    given = _given(args, SETTINGS)
+    if args.grad_accumulation is not None:
+        given |= _micro_batches(args, given.get("batch_size", checkpoint.settings["batch_size"]))
+    changes = {name: given.pop(name) for name in MAY_CHANGE if name in given}
+    if args.preset is not None:
+        config = vars(_config(args, 256))
+        given |= {name: config[name] for name in ("block_size", "n_layer", "n_head", "n_embd")}
+    given |= _given(args, MODEL)
+    tokenizer = checkpoint.load_tokenizer()
+    if args.tokenizer in TOKENIZERS:
+        given |= {"tokenizer_type": args.tokenizer} | _given(args, ("vocab_size",))
+    elif args.tokenizer is not None:
+        given["tokenizer"] = tokenizer_dict(_tokenizer(args))
     try:
-        start = tokenizer.encode("\n\n")
-    except ValueError:
-        start = [first]
-    ids = gpt.generate([start], SAMPLE, temperature=0.8, seed=seed)[0]
-    return tokenizer.decode(ids).strip("\n")
+        corpus = open_data(args.text, tokenizer, checkpoint.config["block_size"])
+    except ValueError as error:  # other data, for the most part; what the options say against it comes first
+        checkpoint.check(given)
+        raise ValueError(f"{error}. A run goes on with the TEXT it began with") from error
+    checkpoint.check(given | {"data": corpus.sha256})
+    check_memory(GPTConfig(**checkpoint.config), TrainSettings(**checkpoint.settings).change(**changes), processes)
+    trainer = Trainer.from_checkpoint(checkpoint, corpus, changes, processes=processes)
+    if processes.rank == 0:
+        _say(f"going on after step {trainer.step} of {trainer.settings.steps} in {trainer.folder}")
+    return trainer
 
 
 def _say(text):

@@ -1,15 +1,19 @@
 """The GPT-2 model: embeddings, blocks of attention and MLP with layer norm in front, a tied output layer."""
 
 import math
+from contextlib import nullcontext
+
+import numpy as np
 
 from cmha import _core, functional, random
-from cmha.autograd import no_grad
+from cmha.autograd import is_grad_enabled, no_grad
 from cmha.errors import check_integer
-from cmha.generate import generate, stream
+from cmha.generate import generate, score, stream
 from cmha.gpt import pretrained
 from cmha.gpt.config import GPTConfig
 from cmha.nn import MLP, Dropout, Embedding, LayerNorm, Module, MultiHeadAttention
 from cmha.nn.kv_cache import ModelCache
+from cmha.nn.recompute import recompute
 from cmha.tensor import to_tensor
 
 
@@ -35,7 +39,13 @@ class Block(Module):
 
 
 class GPT(Module):
-    """logits = gpt(ids); logits, loss = gpt(ids, targets). Names of the parts are GPT-2's: wte, wpe, h, ln_f."""
+    """logits = gpt(ids); logits, loss = gpt(ids, targets). Names of the parts are GPT-2's: wte, wpe, h, ln_f.
+
+    checkpoint_activations = True (an attribute) keeps only the input of each block and runs the block again in the
+    backward pass: a third more time, a fraction of the memory, the same bits.
+    """
+
+    checkpoint_activations = False
 
     def __init__(self, cfg):
         if not isinstance(cfg, GPTConfig):
@@ -64,6 +74,63 @@ class GPT(Module):
         With a cache (gpt.new_cache) ids are the positions behind what it holds; no gradients then.
         """
         ids = self._checked_ids("ids", ids)
+        self._check_positions(ids, cache)
+        if targets is not None:
+            targets = to_tensor(targets, "gpt")
+            if targets.shape != ids.shape:
+                raise ValueError(f"[gpt] targets must have the shape of ids; got {targets.shape}, expected {ids.shape}")
+        with nullcontext() if cache is None else no_grad():
+            x = self._hidden(ids, cache)  # (B, T, D)
+            logits = self._head(x.reshape(x.shape[0] * x.shape[1], x.shape[2])).reshape(*ids.shape, self.cfg.vocab_size)
+        loss = None if targets is None else functional.cross_entropy(logits, targets)
+        if cache is not None:
+            cache.advance(ids.numpy())  # last: whatever is refused above leaves the cache as it was
+        return logits if targets is None else (logits, loss)
+
+    def last_logits(self, ids, count=1, *, cache=None):
+        """ids (B, T) -> the logits of the last `count` positions, a NumPy array (B, count, V): what generation needs of
+        forward, with the same bits, without dropout or a graph, whatever the mode of the model."""
+        ids = self._checked_ids("ids", ids)
+        self._check_positions(ids, cache)
+        count = check_integer("gpt", "count", count, 1, max(1, ids.shape[1]))
+        if ids.size == 0:
+            raise ValueError(f"[gpt] ids must hold at least one row and one position; got {ids.shape}")
+        training = self.training
+        if training:
+            self.eval()
+        try:
+            with no_grad():
+                x = self._hidden(ids, cache)[:, -count:]  # (B, count, D)
+                logits = self._head(x.reshape(ids.shape[0] * count, x.shape[2])).numpy()
+        finally:
+            if training:
+                self.train()
+        if cache is not None:
+            cache.advance(ids.numpy())
+        return logits.reshape(ids.shape[0], count, self.cfg.vocab_size)
+
+    def _hidden(self, ids, cache):
+        """ids (B, T) -> (B, T, D), what the output layer reads."""
+        T = ids.shape[1]
+        starts = np.zeros(1, np.int64) if cache is None else cache.lengths
+        start = int(starts[0])
+        if (starts == start).all():
+            positions = self.wpe.weight[start : start + T]  # (T, D)
+        else:
+            positions = self.wpe(starts[:, None] + np.arange(T))  # (B, T, D)
+        x = self.dropout(self.wte(ids) + positions)
+        caches = [None] * len(self.h) if cache is None else cache.layers
+        again = self.checkpoint_activations and is_grad_enabled()
+        for block, layer in zip(self.h, caches, strict=True):
+            x = recompute(block, x) if again else block(x, layer)
+        return self.ln_f(x)
+
+    def _head(self, x):
+        """(N, D) -> logits (N, V)"""
+        return x @ self.wte.weight.T
+
+    def _check_positions(self, ids, cache):
+        """That ids (B, T) fit behind what the cache holds, and the cache fits the model."""
         if cache is not None and not isinstance(cache, ModelCache):
             raise TypeError(f"[gpt] cache must be one of gpt.new_cache(); got {type(cache).__name__}")
         B, T = ids.shape
@@ -71,29 +138,8 @@ class GPT(Module):
         if start + T > self.cfg.block_size:
             behind = f" behind {start} in the cache" if start else ""
             raise ValueError(f"[gpt] at most block_size={self.cfg.block_size} positions; got {T}{behind}")
-        if targets is not None:
-            targets = to_tensor(targets, "gpt")
-            if targets.shape != ids.shape:
-                raise ValueError(f"[gpt] targets must have the shape of ids; got {targets.shape}, expected {ids.shape}")
-        if cache is None:
-            logits = self._logits(ids, 0, [None] * len(self.h))
-        else:
-            self._check_fit(cache, B, T)
-            with no_grad():
-                logits = self._logits(ids, start, cache.layers)
-        loss = None if targets is None else functional.cross_entropy(logits, targets)
         if cache is not None:
-            cache.advance(T)  # last: whatever is refused above leaves the cache as it was
-        return logits if targets is None else (logits, loss)
-
-    def _logits(self, ids, start, caches):
-        B, T = ids.shape
-        x = self.wte(ids) + self.wpe.weight[start : start + T]  # (B, T, D)
-        x = self.dropout(x)
-        for block, cache in zip(self.h, caches, strict=True):
-            x = block(x, cache)
-        x = self.ln_f(x).reshape(B * T, self.cfg.n_embd)
-        return (x @ self.wte.weight.T).reshape(B, T, self.cfg.vocab_size)  # (B, T, V)
+            self._check_fit(cache, B, T)
 
     def _check_fit(self, cache, B, T):
         if B != cache.batch_size or len(self.h) != len(cache.layers):
@@ -148,3 +194,4 @@ class GPT(Module):
 
     generate = generate
     stream = stream
+    score = score

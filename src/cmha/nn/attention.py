@@ -117,6 +117,8 @@ class MultiHeadAttention(Module):
                    "is_causal": is_causal}  # fmt: skip
         q, k, v = self.c_q(x), self.c_k(source), self.c_v(source)  # 1 project: (B, T, D), (B, S, H_kv * hd) twice
         if cache is not None:
+            lengths = cache.lengths_with(source.shape[1])
+            options |= {} if lengths is None else {"lengths": lengths}
             k, v = cache.append(self._heads(k), self._heads(v))  # 2 remember: (B, H_kv, S, hd)
         if self.training and self.dropout:
             seed, stream, first_row = random.next_stream()
@@ -144,6 +146,9 @@ class MultiHeadAttention(Module):
         """Steps 3 to 7 as the lesson has them: every intermediate is a tensor."""
         B, T, D = q.shape
         H, hd = self.n_head, self.head_dim
+        if "lengths" in options:  # behind the end of a short row of a cache stands nothing that may be computed with
+            behind = np.arange(k.shape[2]) >= np.asarray(options["lengths"])[:, None, None, None]
+            k, v = (x.masked_fill(behind.transpose(0, 1, 3, 2), 0.0) for x in (k, v))
         q, k, v = (self.named(*pair) for pair in (("q", q), ("k", k), ("v", v)))
         q = self.named("q_heads", split_heads(q, H))                    # 3 (B*H, T, hd)
         k = self.named("k_heads", self._split_keys(k))                  #   (B*H, S, hd)
@@ -187,7 +192,12 @@ class MultiHeadAttention(Module):
         added = None if mask is None else np.asarray(mask)
         if mask is not None and mask.dtype == "bool":
             added = np.where(added, np.float32(0), np.float32(-np.inf))
-        if options["is_causal"]:
+        if "lengths" in options:  # rows of a cache that differ in length
+            lengths = np.asarray(options["lengths"])[:, None, None, None]  # (B, 1, 1, 1)
+            last = lengths - (T - np.arange(T)[:, None] if options["is_causal"] else 1)  # the last key a query sees
+            short = np.where(np.arange(S) <= last, np.float32(0), np.float32(-np.inf))  # (B, 1, T or 1, S)
+            added = short if added is None else added + short
+        elif options["is_causal"]:
             causal = causal_mask(T, S).numpy()
             added = causal if added is None else added + causal
         if key_mask is not None:

@@ -1,4 +1,8 @@
-"""Keys and values of the past, so that decoding computes only what is new. The result is the same bits as without."""
+"""Keys and values of the past, so that decoding computes only what is new. The result is the same bits as without.
+
+A row's keys start at slot 0 and end at its own length: rows of a batch may differ in length, nothing is padded on the
+left, and no row knows of another.
+"""
 
 import numpy as np
 
@@ -31,38 +35,52 @@ class KVCache:
         return (f"KVCache(batch_size={self.batch_size}, n_head={self.n_head}, head_dim={self.head_dim}, "
                 f"capacity={self.capacity}, length={len(self)})")  # fmt: skip
 
+    def lengths_with(self, n):
+        """int64 (B): keys of each row once n more are in, where rows differ in length; None where all are as long."""
+        longest = len(self)
+        return None if (self.lengths == longest).all() else to_tensor(self.lengths + n).data
+
     def write(self, k, v):
-        """Put k, v (B, H_kv, n, hd) behind the present end without moving it; returns all keys and all values."""
+        """Put k, v (B, H_kv, n, hd) behind each row's end; the ends stay. Returns all keys, all values."""
         k, v = to_tensor(k, "kv_cache").float().data, to_tensor(v, "kv_cache").float().data
-        start, n = len(self), k.shape[2] if k.ndim == 4 else 0
+        longest, n = len(self), k.shape[2] if k.ndim == 4 else 0
         wanted = (self.batch_size, self.n_head, n, self.head_dim)
         if k.shape != wanted or v.shape != wanted:
             raise ValueError(
                 f"[kv_cache] k and v must be (B, H, n, hd); got k {k.shape}, v {v.shape}, "
                 f"expected ({self.batch_size}, {self.n_head}, n, {self.head_dim})"
             )
-        if start + n > self.capacity:
+        if longest + n > self.capacity:
             raise ValueError(
-                f"[kv_cache] the cache is full; got {n} positions behind {start}, expected at most {self.capacity}"
+                f"[kv_cache] the cache is full; got {n} positions behind {longest}, expected at most {self.capacity}"
             )
-        place = (slice(None), slice(None), slice(start, start + n))
-        _core.assign(self._k[place], k)
-        _core.assign(self._v[place], v)
-        used = (slice(None), slice(None), slice(0, start + n))
+        if (self.lengths == longest).all():
+            place = (slice(None), slice(None), slice(longest, longest + n))
+            _core.assign(self._k[place], k)
+            _core.assign(self._v[place], v)
+        else:
+            for row, start in enumerate(self.lengths.tolist()):
+                place = (row, slice(None), slice(start, start + n))
+                _core.assign(self._k[place], k[row])
+                _core.assign(self._v[place], v[row])
+        used = (slice(None), slice(None), slice(0, longest + n))
         return Tensor(self._k[used]), Tensor(self._v[used])
 
     def append(self, k, v):
         """(B, H_kv, n, hd) twice -> all keys, all values (B, H_kv, len, hd). Full, mismatched: an error, unchanged.
 
-        The results are views of the cache's memory, valid until the cache is written again.
+        The results are views of the cache's memory, valid until the cache is written again. A row that is shorter than
+        the longest has nothing of meaning behind its length.
         """
         k_all, v_all = self.write(k, v)
         self.lengths += k_all.shape[2] - len(self)
         return k_all, v_all
 
     def truncate(self, n):
-        """Forget everything behind the first n positions."""
-        if check_integer("kv_cache", "n", n, 0) > len(self):
+        """Forget everything behind the first n positions of every row; n may be a list with a number for each row."""
+        if isinstance(n, list | tuple | np.ndarray):
+            n = _checked_lengths(n, self.lengths)
+        elif check_integer("kv_cache", "n", n, 0) > len(self):
             raise ValueError(f"[kv_cache] cannot be cut to more than it holds; got n={n}, expected at most {len(self)}")
         np.minimum(self.lengths, n, out=self.lengths)
 
@@ -71,38 +89,73 @@ class KVCache:
 
     def reorder(self, rows):
         """Row i becomes what row rows[i] was (for beam search); the number of rows stays."""
-        rows = _checked_rows(rows, self.batch_size)
-        for name in ("_k", "_v"):
-            old, new = getattr(self, name), _core.empty(getattr(self, name).shape)
-            for i, row in enumerate(rows):
-                _core.assign(new[i], old[row])
-            setattr(self, name, new)
+        rows = _checked_rows(rows, self.batch_size, self.batch_size)
+        self._take(rows)
         self.lengths[:] = self.lengths[rows]
 
-    def copy(self):
-        """An independent cache with the same contents."""
-        other = type(self)(self.batch_size, self.n_head, self.head_dim, self.capacity)
-        _core.assign(other._k, self._k)
-        _core.assign(other._v, self._v)
-        other.lengths[:] = self.lengths
+    def _take(self, rows):
+        """New memory of len(rows) rows, each with the keys and values of a present one."""
+        for name in ("_k", "_v"):
+            old = getattr(self, name)
+            new = _core.empty((len(rows), *old.shape[1:]))
+            for i, row in enumerate(rows.tolist()):
+                used = (slice(None), slice(0, int(self.lengths[row])))
+                _core.assign(new[i][used], old[row][used])
+            setattr(self, name, new)
+
+    def copy(self, rows=None):
+        """An independent cache with the same contents; `rows` chooses some, in any order and also several times:
+        copy([0, 0, 0]) goes on in three ways behind one beginning that was computed once."""
+        rows = np.arange(self.batch_size) if rows is None else _checked_rows(rows, self.batch_size)
+        other = self._sharing(self.lengths)
+        other._take(rows)
+        other.batch_size, other.lengths = len(rows), self.lengths[rows]
+        return other
+
+    def row(self, i):
+        """Row i as a cache of one row on the same memory: what it appends or cuts, this cache has."""
+        i = check_integer("kv_cache", "i", i, 0, self.batch_size - 1)
+        other = self._sharing(self.lengths[i : i + 1])
+        other._k, other._v = self._k[i : i + 1], self._v[i : i + 1]
+        return other
+
+    def _sharing(self, lengths):
+        """A cache of the same sizes on the same memory, with lengths (B) of its own."""
+        other = type(self).__new__(type(self))
+        other.__dict__.update(vars(self), batch_size=len(lengths), lengths=lengths)
         return other
 
 
-def _checked_rows(rows, batch_size):
+def _checked_rows(rows, batch_size, count=None):
+    """rows as int64 (count), each one of the cache's."""
     rows = numpy_array(rows, "kv_cache")
-    if rows.dtype != np.int64 or rows.shape != (batch_size,):
-        raise ValueError(f"[kv_cache] rows must be {batch_size} ints; got {rows.dtype} of shape {rows.shape}")
-    if rows.size and not (0 <= rows.min() and rows.max() < batch_size):
+    wanted = "at least 1 int" if count is None else f"{count} ints"
+    if rows.dtype != np.int64 or rows.ndim != 1 or (rows.size != count if count is not None else rows.size == 0):
+        raise ValueError(f"[kv_cache] rows must be {wanted}; got {rows.dtype} of shape {rows.shape}")
+    if not (0 <= rows.min() and rows.max() < batch_size):
         raise IndexError(f"[kv_cache] rows must be 0 .. {batch_size - 1}; got {quote(rows.tolist())}")
     return rows
 
 
+def _checked_lengths(n, lengths):
+    """n as int64 (B), each at most what its row holds."""
+    given = numpy_array(n, "kv_cache")
+    if given.dtype != np.int64 or given.shape != lengths.shape:
+        got = f"{given.dtype} of shape {given.shape}"
+        raise ValueError(f"[kv_cache] n must be an int or {len(lengths)} ints; got {got}")
+    if (given < 0).any() or (given > lengths).any():
+        got = f"n={quote(given.tolist())}, expected at most {quote(lengths.tolist())}"
+        raise ValueError(f"[kv_cache] cannot be cut to more than it holds; got {got}")
+    return given
+
+
 class ModelCache:
-    """One KVCache per layer with a common length, which advances once, after the last layer: a call that is refused or
-    interrupted on the way changes nothing."""
+    """One KVCache per layer with common lengths, which advance once, after the last layer: a call that is refused or
+    interrupted on the way changes nothing. It remembers the ids it has seen, for `reuse`."""
 
     def __init__(self, n_layer, batch_size, n_head, head_dim, capacity):
         self.layers = [_Layer(batch_size, n_head, head_dim, capacity) for _ in range(n_layer)]
+        self.ids = np.zeros((batch_size, capacity), np.int64)  # of row i, the first lengths[i] count
         self._share_lengths()
 
     def _share_lengths(self):
@@ -119,25 +172,54 @@ class ModelCache:
     def __repr__(self):
         return f"ModelCache(n_layer={len(self.layers)}, {repr(self.layers[0])[8:]}"
 
-    def advance(self, n):
-        self.lengths += n
+    def advance(self, ids):
+        """The layers have written the keys and values of ids (B, n): now they count."""
+        columns = self.lengths[:, None] + np.arange(ids.shape[1])
+        np.put_along_axis(self.ids, columns, ids, axis=1)
+        self.lengths += ids.shape[1]
 
     def truncate(self, n):
+        """Forget everything behind the first n positions of every row; n may be a list with a number for each row."""
         self.layers[0].truncate(n)
 
     def reset(self):
         self.truncate(0)
 
-    def reorder(self, rows):
-        rows = _checked_rows(rows, self.batch_size)
-        lengths = self.lengths.copy()
-        for layer in self.layers:  # each would permute the common lengths again
-            layer.reorder(rows)
-        self.lengths[:] = lengths[rows]
+    def reuse(self, ids):
+        """Cut a cache of one row to the longest beginning that it shares with ids (T), and return its length n: go on
+        with gpt(ids[n:], cache=cache). The last id is never reused, as its logits are to be computed."""
+        if self.batch_size != 1:
+            raise ValueError(f"[kv_cache] reuse needs a cache of one row; got {self.batch_size}")
+        ids = numpy_array(ids, "kv_cache")
+        if ids.dtype != np.int64 or ids.ndim != 1:
+            raise ValueError(f"[kv_cache] ids must be one row of ints; got {ids.dtype} of shape {ids.shape}")
+        most = max(0, min(len(self), len(ids) - 1))
+        different = np.flatnonzero(self.ids[0, :most] != ids[:most])
+        n = int(different[0]) if different.size else most
+        self.truncate(n)
+        return n
 
-    def copy(self):
+    def reorder(self, rows):
+        """Row i becomes what row rows[i] was; the number of rows stays."""
+        rows = _checked_rows(rows, self.batch_size, self.batch_size)
+        for layer in self.layers:
+            layer._take(rows)
+        self.ids = self.ids[rows]
+        self.lengths[:] = self.lengths[rows]
+
+    def copy(self, rows=None):
+        """An independent cache with the same contents, or with the chosen rows (see KVCache.copy)."""
+        rows = np.arange(self.batch_size) if rows is None else _checked_rows(rows, self.batch_size)
+        return self._made_of([layer.copy(rows) for layer in self.layers], self.ids[rows])
+
+    def row(self, i):
+        """Row i as a cache of one row on the same memory (see KVCache.row)."""
+        layers = [layer.row(i) for layer in self.layers]
+        return self._made_of(layers, self.ids[i : i + 1])
+
+    def _made_of(self, layers, ids):
         other = ModelCache.__new__(ModelCache)
-        other.layers = [layer.copy() for layer in self.layers]
+        other.layers, other.ids = layers, ids
         other._share_lengths()
         return other
 

@@ -1,9 +1,28 @@
 """Rows of a table by id; backward adds each row's gradient to its id's row, in the order of the ids."""
 
+import numpy as np
+
 from cmha import _core
+
+
+class RowGradient:
+    """A gradient (n_rows, D), zero but for rows (n, D) at ids (n): a table has more rows than a batch looks up."""
+
+    def __init__(self, rows, ids, n_rows):
+        self.rows, self.ids, self.shape = rows, ids, (n_rows, rows.shape[1])
+
+    def dense(self):
+        return _core.embedding_add_rows(_core.full(self.shape, 0.0), self.rows, self.ids)
 
 
 def embedding(weight, ids):
     """weight (V, D), ids (...) int64 -> (..., D)."""
     n_rows = weight.shape[0]
-    return _core.embedding_forward(weight, ids), lambda dy: (_core.embedding_backward(dy, ids, n_rows), None)
+
+    def vjp(dy):
+        found, places = np.unique(np.asarray(ids), return_inverse=True)
+        places = _core.from_buffer(places.reshape(ids.shape).astype(np.int64))
+        rows = _core.embedding_backward(dy, places, len(found))
+        return RowGradient(rows, _core.from_buffer(found), n_rows), None
+
+    return _core.embedding_forward(weight, ids), vjp

@@ -19,7 +19,11 @@ def matmul(a, b):
             dy = dy.reshape((*dy.shape, 1))
         if a.ndim == 1:
             dy = dy.reshape((*dy.shape[:-1], 1, dy.shape[-1]))
-        da, db = _core.matmul(dy, _transposed(columns)), _core.matmul(_transposed(rows), dy)
+        da = _core.matmul(dy, _transposed(columns))
+        if columns.strides[-2] == 1 < columns.strides[-1]:  # b lies transposed (the tied output layer): so does db
+            db = _transposed(_core.matmul(_transposed(dy), rows))
+        else:
+            db = _core.matmul(_transposed(rows), dy)
         # a vector's gradient loses the axis it was given above; broadcast batches are summed by autograd
         da = da.reshape((*da.shape[:-2], da.shape[-1])) if a.ndim == 1 else da
         db = db.reshape(db.shape[:-1]) if b.ndim == 1 else db

@@ -119,25 +119,25 @@ class Trace:
         self.rows, self._named, made, done = [], {}, {}, 0
         for position, path, word, array in self._marks:
             step, tensor = names.STEPS.get(word, (None, "")) if path in self._attentions else (None, "")
-            for event in self._events[done:position]:
-                if step == 2:  # keys and values are cut into heads for the cache, with no word of their own
-                    keys = self._named[names.join(path, "c_k")].array
-                    tensor = "k" if keys.same_storage(event[1][0]) else "v"
+            ops = [event[0] for event in self._events[done:position]]
+            for i, event in enumerate(self._events[done:position]):
+                if step == 2:  # what a cache needs has no word of its own: each op for the keys, then for the values
+                    tensor = "k" if 2 * ops[:i].count(ops[i]) < ops.count(ops[i]) else "v"
                 row = _row(path, step, tensor, event)
                 made[id(event[2])] = row
                 self.rows.append(row)
             done = position
             row = made.get(id(array))
             if row is None or (step == 2 and word != "q"):
-                row = self._row_without_op(path, step, tensor, array, row)
+                row = self._row_without_op(path, step, tensor, array)
             row.names.append(names.join(path, word))
             self._named[row.names[-1]] = row
         self._events.clear()
         self._marks.clear()
 
-    def _row_without_op(self, path, step, tensor, array, made):
+    def _row_without_op(self, path, step, tensor, array):
         """What no op made: keys and values that pass through or come from the cache, or what `replace` put there."""
-        what = "replaced" if step != 2 else "remember: no cache" if made else "remember: all of the cache"
+        what = "replaced" if step != 2 else f"remember: {'no' if len(array.shape) == 3 else 'all of the'} cache"
         row = Intermediate(path, step, what, tensor, "view" if step == 2 else "new", array, 0.0)
         self.rows.append(row)
         return row

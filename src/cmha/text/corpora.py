@@ -1,9 +1,73 @@
-"""What a model learns from: the text inside every Python, or the user's files; cut into training and validation."""
+"""What a model learns from: the text inside every Python, the user's texts, or files of token ids; and its two parts.
+
+    open_data     paths -> Corpus: training and validation ids that share no token, and the tokenizer that made them
+    Texts         files and folders of text, read in pieces, so that a text may be larger than memory
+    text_ids      the ids of texts, piece by piece
+"""
+
+import codecs
+import hashlib
+import os
+from dataclasses import dataclass
 
 import numpy as np
 
 from cmha.errors import message, quote_path
-from cmha.files import read_text
+from cmha.text.token_files import is_token_file, open_token_files, token_dtype, tokens_in_folder
+from cmha.text.tokenizers import ByteTokenizer, CharTokenizer
+
+PIECE = 1 << 22  # bytes read at a time
+VALIDATION_LIMIT = 1 << 20  # tokens: each evaluation reads them all
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """training (n,) and validation (m,) ids, arrays or Tokens in files; their tokenizer; sha256 of both, as text."""
+
+    training: object
+    validation: object
+    tokenizer: object
+    sha256: str
+
+    @classmethod
+    def from_ids(cls, training, validation, tokenizer=None):
+        """Of ids that are there already: arrays (n,) and (m,) of integers."""
+        digest = hashlib.sha256(str(len(training)).encode())
+        for ids in (training, validation):
+            digest.update(np.asarray(ids).astype("<u4"))
+        return cls(training, validation, tokenizer, digest.hexdigest())
+
+
+def open_data(paths, tokenizer, block_size):
+    """The Corpus of texts or of token files; without paths, of default_text().
+
+    tokenizer is None, "char", "byte", or a tokenizer. None means the characters of the texts, or the tokenizer that a
+    token file brings; one that is given must be the one that made the ids. Texts are joined in their order, folders
+    give their files sorted. Token files whose name holds the word `val` are the validation part; otherwise it is the
+    last tenth. At most 2**20 tokens validate. Too little text for one window of block_size, an id outside the
+    vocabulary, another tokenizer, text mixed with token files: ValueError.
+    """
+    paths = [path for given in paths for path in tokens_in_folder(given)]
+    in_files = [is_token_file(path) for path in paths]
+    if any(in_files):
+        if not all(in_files):
+            got = quote_path(paths[in_files.index(False)])
+            raise ValueError(message("train", "texts and token files do not mix", f"{got} beside token files"))
+        training, validation, tokenizer, digests = open_token_files(paths, tokenizer)
+    else:
+        texts = Texts(paths) if paths else [default_text()]
+        tokenizer = make_tokenizer(tokenizer or "char", texts)
+        smallest = np.min_scalar_type(tokenizer.vocab_size - 1)  # a corpus stays in memory for hours
+        training = np.concatenate([ids.astype(smallest) for ids in text_ids(tokenizer, texts)])
+        validation, digests = None, [hashlib.sha256(training.astype(token_dtype(tokenizer.vocab_size))).hexdigest()]
+    if validation is None:  # the last tenth
+        training, validation = split(training, block_size)
+    else:
+        validation = validation[:VALIDATION_LIMIT]
+        check_length("training", training, block_size)
+        check_length("validation", validation, block_size)
+    told = f"{len(training)} {len(validation)} {' '.join(digests)}"
+    return Corpus(training, validation, tokenizer, hashlib.sha256(told.encode()).hexdigest())
 
 
 def default_text():
@@ -16,26 +80,106 @@ def default_text():
     return "\n\n".join(topics[name] for name in sorted(topics))
 
 
-def read_texts(paths):
-    """The files in the order given, one below the other."""
-    texts = []
-    for path in paths:
-        text = read_text(path)
-        if not text:
-            raise ValueError(message("train", "text must not be empty", f"0 characters in {quote_path(path)}"))
-        texts.append(text)
-    return "\n".join(texts)
+class Texts:
+    """Text files one below the other; iterating gives them in pieces, which joined are the whole.
+
+    A folder stands for every file in it, sorted by path; hidden ones are left out. A piece ends where a word does, so
+    that byte-pair encoding gives the same ids as for the whole. progress, a function of a number of bytes, may be set.
+    """
+
+    def __init__(self, paths):
+        self.paths = [file for path in paths for file in _files(path)]
+        self.progress = lambda count: None
+        self._kept = {}  # what can be read only once: a pipe
+
+    def __iter__(self):
+        for number, path in enumerate(self.paths):
+            if number:
+                yield "\n"
+            if not os.path.isfile(path) and path not in self._kept:
+                self._kept[path] = list(_pieces(path, self.progress))
+            yield from self._kept.get(path) or _pieces(path, self.progress)
 
 
-def encode_text(tokenizer, text):
-    """text -> ids (n,), in the smallest type that holds them: a corpus stays in memory for hours."""
+def _files(path):
+    if not os.path.isdir(path):
+        return [path]
+    found = []
+    for folder, folders, names in os.walk(path):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [os.path.join(folder, name) for name in names if not name.startswith(".")]
+    if not found:
+        raise ValueError(message("train", "a folder must hold text files", f"none in {quote_path(path)}"))
+    return sorted(found)
+
+
+def _pieces(path, progress):
+    """The text of one file: UTF-8, CRLF becomes LF, a byte-order mark is dropped; other bytes are a ValueError."""
+    decoder, text, offset, empty = codecs.getincrementaldecoder("utf-8")(), "", 0, True
+    with open(path, "rb") as file:
+        while True:
+            data = file.read(PIECE)
+            waiting = len(decoder.getstate()[0])
+            try:
+                text += decoder.decode(data, final=not data)
+            except UnicodeDecodeError as error:
+                place = offset - waiting + error.start
+                got = f"byte 0x{error.object[error.start]:02x} at offset {place} of {quote_path(path)}"
+                raise ValueError(message("read_text", "text must be UTF-8", got)) from None
+            if offset == 0:
+                text = text.removeprefix("\ufeff")
+            offset += len(data)
+            progress(len(data))
+            end = _end_of_word(text) if data else len(text)
+            if end:
+                yield text[:end].replace("\r\n", "\n")
+                text, empty = text[end:], False
+            if not data:
+                break
+    if empty:
+        raise ValueError(message("train", "text must not be empty", f"0 characters in {quote_path(path)}"))
+
+
+def _end_of_word(text):
+    """Where a line ends in text, else a word, as far right as possible; 0 where neither does."""
+    for space in "\n ":
+        at = text.rfind(space)
+        while at > 0 and text[at - 1].isspace():
+            at -= 1
+        if at > 0:
+            return at
+    return 0
+
+
+def make_tokenizer(wanted, texts, vocab_size=None):
+    """The tokenizer called "char" (all characters of texts), "byte", or "bpe" (learnt from texts, vocab_size ids, 4096
+    by default); what is one already is given back."""
+    if wanted == "char":
+        characters = set()
+        for text in texts:
+            characters.update(text)
+        return CharTokenizer("".join(characters))
+    if wanted == "bpe":
+        from cmha.text import BPETokenizer
+
+        return BPETokenizer.train("".join(texts), vocab_size or 4096)
+    return ByteTokenizer() if wanted == "byte" else wanted
+
+
+def text_ids(tokenizer, texts):
+    """texts -> pieces of ids (n,) of the type they have in a token file."""
+    dtype = token_dtype(tokenizer.vocab_size)
     encode = getattr(tokenizer, "encode_array", tokenizer.encode)
-    return np.asarray(encode(text), dtype=np.min_scalar_type(tokenizer.vocab_size - 1))
+    for text in texts:
+        yield np.asarray(encode(text)).astype(dtype)
 
 
 def split(ids, block_size):
-    """(training, validation): the last tenth is validation. Each must hold one window and the token after it."""
-    cut = len(ids) * 9 // 10
+    """(training, validation): validation is the last tenth, at most 2**20 tokens; training ends where it begins.
+
+    Each must hold one window and the token after it.
+    """
+    cut = max(len(ids) * 9 // 10, len(ids) - VALIDATION_LIMIT)
     parts = {"training": ids[:cut], "validation": ids[cut:]}
     for name, part in parts.items():
         check_length(name, part, block_size)

@@ -1,14 +1,17 @@
 """Training: the optimiser, the schedule, batches, checkpoints, and the loop around them."""
 
 from cmha.train.adamw import AdamW, clip_grad_norm_, parameter_groups
-from cmha.train.schedule import cosine_schedule
+from cmha.train.schedule import constant_schedule, cosine_schedule, wsd_schedule
 
-__all__ = ["AdamW", "TrainSettings", "Trainer", "clip_grad_norm_", "cosine_schedule", "parameter_groups"]
+__all__ = [
+    "AdamW", "TrainSettings", "Trainer", "clip_grad_norm_", "constant_schedule", "cosine_schedule", "parameter_groups",
+    "wsd_schedule",
+]  # fmt: skip
 
 
 def __getattr__(name):
     if name in ("Trainer", "TrainSettings"):  # files, signals and JSON, which `import cmha` can do without
-        from cmha.train import trainer
+        from cmha.train import settings, trainer
 
-        return getattr(trainer, name)
+        return getattr(settings if name == "TrainSettings" else trainer, name)
     raise AttributeError(f"module 'cmha.train' has no attribute {name!r}")

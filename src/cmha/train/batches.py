@@ -7,7 +7,10 @@ import numpy as np
 
 from cmha.text.corpora import check_length
 
-VALIDATION_BATCH = 32  # windows at a time
+
+def validation_batch_size(block_size):
+    """Windows at a time: 32, or fewer where those would be more than 4096 tokens, whose logits take the memory."""
+    return max(1, min(32, 4096 // block_size))
 
 
 def training_batch(ids, batch_size, block_size, *, seed, step):
@@ -18,11 +21,12 @@ def training_batch(ids, batch_size, block_size, *, seed, step):
     return _windows(ids, offsets, block_size)
 
 
-def validation_batches(ids, batch_size, block_size):
-    """Every non-overlapping window once, from the first token on; the last batch may be smaller."""
+def validation_batches(ids, batch_size, block_size, *, rank=0, size=1):
+    """Every non-overlapping window once, from the first token on; the last batch may be smaller. Of several processes,
+    `rank` gets batch rank, rank + size, ..."""
     check_length("validation", ids, block_size)
     offsets = np.arange((len(ids) - 1) // block_size) * block_size
-    for first in range(0, len(offsets), batch_size):
+    for first in range(rank * batch_size, len(offsets), size * batch_size):
         yield _windows(ids, offsets[first : first + batch_size], block_size)
 
 

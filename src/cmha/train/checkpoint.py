@@ -1,25 +1,121 @@
-"""Checkpoints: checkpoints/step-N.safetensors with the weights, the optimiser's moments and the step.
+"""Checkpoints: checkpoints/step-N.safetensors, everything that going on needs; nothing else is read.
 
     model.NAME, m.NAME, v.NAME   float32, as the model names its parameters
-    metadata                     format, step, lr, steps (updates of each parameter), config, settings, as JSON
+    metadata                     each key of `Checkpoint` as JSON, and sha256, over header and data
 
-Equal training gives equal files: no time, no name of a machine is in them. The two newest are kept, an older one goes
-only after the new one is whole.
+Nothing random needs a state of its own: batch and dropout of a step are functions of settings.seed and the step, which
+does not depend on what ran before. Equal training on equal builds gives equal files: no time, no name of a machine and
+no number of threads is in them.
 """
 
+import hashlib
 import json
 import os
 import re
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field, fields
 
 import numpy as np
 
 from cmha.errors import CheckpointError, listed, message, quote, quote_path
-from cmha.files import load_safetensors, read_metadata, save_safetensors
+from cmha.files import check_seal, load_safetensors, save_safetensors
+from cmha.text.token_files import tokenizer_from_state, tokenizer_state
+from cmha.threads import show_config
+from cmha.train.run_folder import locked
 
-FORMAT = "cmha-checkpoint-1"
+FORMAT = "cmha-checkpoint-2"
 KEEP = 2
 _NAME = re.compile(r"step-(\d+)\.safetensors")
+_SAYS_NOTHING = ("threads",)  # of show_config: may differ from day to day on one machine, without a bit changing
+
+
+@dataclass
+class Checkpoint:
+    """What a checkpoint says beside its tensors, and where it is."""
+
+    path: str
+    step: int  # updates done
+    lr: float  # the optimiser's
+    steps: dict  # {parameter: its updates}
+    config: dict  # of the model
+    settings: dict  # of the training
+    data: str  # SHA-256 of what it learns from
+    tokenizer: dict = field(default_factory=dict)  # {name: text} of the tokenizer's files
+    since: dict = field(default_factory=dict)  # what the next line of the log has to add up: see Trainer
+    evaluated: list = field(default_factory=list)  # the last KEEP steps with a line in the log
+    best: list | None = None  # [validation loss, step] of the lowest
+    build: dict = field(default_factory=dict)  # what wrote it
+
+    @classmethod
+    def read(cls, path):
+        """The checkpoint at path, every byte of it checked against its SHA-256; tensors are left to `restore`."""
+        metadata = check_seal(path)
+        if metadata.get("format") != FORMAT:
+            _refuse(path, f"file must be a checkpoint of format {FORMAT}", quote(metadata.get("format")))
+        values = {name: json.loads(text) for name, text in metadata.items() if name != "format"}
+        return cls(path, **values)  # what has the right seal was written by `save`
+
+    @property
+    def folder(self):
+        """The run's."""
+        place = os.path.dirname(self.path)
+        if os.path.basename(os.path.abspath(place)) != "checkpoints":
+            rule = "a run goes on in its own folder, so a checkpoint must lie in RUN/checkpoints"
+            raise ValueError(message("resume", rule, quote_path(self.path)))
+        return os.path.normpath(os.path.join(place, os.pardir))
+
+    def restore(self, model, optimizer):
+        """Puts weights, moments and counts into model and optimizer; what does not fit changes nothing."""
+        tensors = load_safetensors(self.path)
+        names = _names(model, optimizer)
+        shapes = {name: tuple(tensor.shape) for name, tensor in model.named_parameters()}
+        expected = {f"{part}.{name}": shapes[name] for part in ("model", "m", "v") for name in names}
+        got = {name: array.shape for name, array in tensors.items()}
+        odd = [f"{quote(name)} {got.get(name)} for {expected.get(name)}" for name in sorted(expected | got)
+               if got.get(name) != expected.get(name)]  # fmt: skip
+        if odd:
+            _refuse(self.path, "tensors must be those of this model", listed(odd))
+        state = {"lr": self.lr, "steps": [self.steps[name] for name in names]}
+        state |= {key: [tensors[f"{key}.{name}"] for name in names] for key in ("m", "v")}
+        optimizer.load_state_dict(state)
+        model.load_state_dict({name: tensors[f"model.{name}"] for name in names})
+
+    def save(self, model, optimizer):
+        """Writes the file and reads it again, so that an older one may go."""
+        os.makedirs(os.path.dirname(self.path), exist_ok=True)
+        state = optimizer.state_dict()
+        names = _names(model, optimizer)
+        self.lr, self.steps = state["lr"], dict(zip(names, state["steps"], strict=True))
+        tensors = {f"model.{name}": np.asarray(tensor.detach()) for name, tensor in model.named_parameters()}
+        tensors |= {f"m.{name}": array for name, array in zip(names, state["m"], strict=True)}
+        tensors |= {f"v.{name}": array for name, array in zip(names, state["v"], strict=True)}
+        values = {part.name: getattr(self, part.name) for part in fields(self) if part.name != "path"}
+        metadata = {name: json.dumps(value, sort_keys=True) for name, value in values.items()}
+        save_safetensors(self.path, tensors, {"format": FORMAT, **metadata}, sealed=True)
+        check_seal(self.path)
+
+    def check(self, given):
+        """Refuses {name: value} that differ from config, settings, tokenizer or data, and lists all that do."""
+        own = {**self.config, **self.settings, "tokenizer": self.tokenizer, "data": self.data}
+        if "tokenizer_type" in given:
+            own["tokenizer_type"] = self.tokenizer_type()
+        odd = [f"{name} {_short(value)} (the checkpoint: {_short(own[name])})"
+               for name, value in given.items() if value != own[name]]  # fmt: skip
+        if odd:
+            rule = "a run goes on with the data, model and settings it began with"
+            raise ValueError(message("resume", rule, f"{listed(odd, 30)} for {quote_path(self.path)}"))
+
+    def tokenizer_type(self):
+        """char, byte, bpe; or None."""
+        kind = type(self.load_tokenizer()).__name__
+        return kind.removesuffix("Tokenizer").lower() if self.tokenizer else None
+
+    def load_tokenizer(self):
+        """The tokenizer whose ids the model knows, or None."""
+        return tokenizer_from_state(json.dumps(self.tokenizer)) if self.tokenizer else None
+
+
+def checkpoint_path(folder, step):
+    return os.path.join(folder, "checkpoints", f"step-{step}.safetensors")
 
 
 def checkpoints(folder):
@@ -29,55 +125,54 @@ def checkpoints(folder):
     return sorted((int(match[1]), os.path.join(folder, match[0])) for match in map(_NAME.fullmatch, names) if match)
 
 
-def save_checkpoint(folder, model, optimizer, step, settings):
-    """Writes folder/checkpoints/step-N.safetensors and returns its path."""
-    path = os.path.join(folder, "checkpoints", f"step-{step}.safetensors")
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    state = optimizer.state_dict()
-    names = _names(model, optimizer)
-    tensors = {f"model.{name}": np.asarray(tensor.detach()) for name, tensor in model.named_parameters()}
-    tensors |= {f"m.{name}": array for name, array in zip(names, state["m"], strict=True)}
-    tensors |= {f"v.{name}": array for name, array in zip(names, state["v"], strict=True)}
-    values = {"step": step, "lr": state["lr"], "steps": dict(zip(names, state["steps"], strict=True))}
-    values |= {"config": asdict(model.cfg), "settings": asdict(settings)}
-    metadata = {key: json.dumps(value, sort_keys=True) for key, value in values.items()}
-    save_safetensors(path, tensors, {"format": FORMAT, **metadata})
-    read_metadata(path)  # whole and readable, so the oldest may go
-    for _, old in checkpoints(folder)[:-KEEP]:
-        if old != path:
-            os.unlink(old)
-    return path
+def newest(folder):
+    """(the newest checkpoint of a run's folder that is whole, errors of newer ones); (None, []) where there is none.
+
+    Checkpoints that are all damaged are an error: to begin again would write over what may still be of use. So is a run
+    that is going on there: it removes checkpoints while we read.
+    """
+    if not checkpoints(folder):
+        return None, []
+    damaged = []
+    with locked(folder):
+        for _, path in reversed(checkpoints(folder)):
+            try:
+                return Checkpoint.read(path), damaged
+            except CheckpointError as error:
+                damaged.append(error)
+    raise damaged[0]
 
 
-def load_checkpoint(path, model, optimizer):
-    """Puts a checkpoint into model and optimizer and returns its step; what does not fit changes nothing."""
-    metadata, tensors = read_metadata(path), load_safetensors(path)
+def prune(folder, keep, below=None):
+    """Removes the checkpoints of other steps than those to keep (only of steps below a number, where one is given)."""
+    for step, path in checkpoints(folder):
+        if step not in keep and (below is None or step < below):
+            os.unlink(path)
 
-    def refuse(rule, got):
-        raise CheckpointError(message("load", rule, f"{got} in {quote_path(path)}")) from None
 
-    if metadata.get("format") != FORMAT:
-        refuse(f"file must be a checkpoint of format {FORMAT}", quote(metadata.get("format")))
-    try:
-        step, lr, steps = (json.loads(metadata[key]) for key in ("step", "lr", "steps"))
-    except (KeyError, ValueError, RecursionError):
-        refuse("a checkpoint must hold step, lr and steps", quote(metadata))
-    names = _names(model, optimizer)
-    shapes = {name: tuple(tensor.shape) for name, tensor in model.named_parameters()}
-    expected = {f"{part}.{name}": shapes[name] for part in ("model", "m", "v") for name in names}
-    got = {name: array.shape for name, array in tensors.items()}
-    odd = [f"{quote(name)} {got.get(name)} for {expected.get(name)}" for name in sorted(expected | got)
-           if got.get(name) != expected.get(name)]  # fmt: skip
-    if odd or not isinstance(steps, dict) or set(steps) != set(names):
-        refuse("tensors must be those of this model", listed(odd) if odd else "counts of other parameters")
-    state = {"lr": lr, "steps": [steps[name] for name in names]}
-    state |= {key: [tensors[f"{key}.{name}"] for name in names] for key in ("m", "v")}
-    optimizer.load_state_dict(state)
-    model.load_state_dict({name: tensors[f"model.{name}"] for name in names})
-    return step
+def tokenizer_dict(tokenizer):
+    return {} if tokenizer is None else json.loads(tokenizer_state(tokenizer)[0])
+
+
+def describe_build():
+    return {name: value for name, value in show_config().items() if name not in _SAYS_NOTHING}
+
+
+def settings_dict(settings):
+    return json.loads(json.dumps(asdict(settings)))  # as it will be read: a tuple is a list there
+
+
+def _short(value):
+    if isinstance(value, dict):
+        value = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest() if value else None
+    return f"{value[:12]}..." if isinstance(value, str) and len(value) == 64 else quote(value)
 
 
 def _names(model, optimizer):
     """The names of the optimiser's parameters, in its order."""
     names = {id(tensor): name for name, tensor in model.named_parameters()}
     return [names[id(tensor)] for tensor in optimizer.params]
+
+
+def _refuse(path, rule, got):
+    raise CheckpointError(message("load", rule, f"{got} in {quote_path(path)}")) from None

@@ -3,14 +3,20 @@
 from pathlib import Path
 
 from cmha.errors import message
-from cmha.train.batches import VALIDATION_BATCH
+from cmha.train.accumulate import OneProcess
+from cmha.train.batches import validation_batch_size
+
+ALONE = OneProcess()
 
 
-def bytes_needed(config, batch_size):
-    """Bytes at the peak of a training step, of an evaluation or of a save, whichever is the most.
+def bytes_needed(config, batch_size, micro_batches=1, checkpoint_activations=False, processes=1):
+    """Bytes of one process at the peak of a training step, of an evaluation or of a save, whichever is the most.
 
-    Floats per parameter: its value, its gradient and two moments; while saving, a copy of each moment more.
-    Floats per token that the backward pass finds again:
+    batch_size windows go through the model at a time, micro_batches times a step on each of the processes.
+
+    Floats per parameter: its value, two moments and its gradient, ceil(log2 micro_batches) + 1 times (accumulate.py);
+    while saving, a copy of each moment more; with several processes, a row of all gradients to send and half of one
+    that comes in. Floats per token that the backward pass finds again:
 
         16 D a layer   the two norms, q, k, v, attention's result, c_proj, two sums, c_fc and GELU (4 D each), MLP
          2 H a layer   attention's maximum and sum
@@ -18,13 +24,16 @@ def bytes_needed(config, batch_size):
          2 V           logits and their gradient
            6           the ids of inputs, targets and window, 8 bytes each
 
+    With checkpoint_activations it is D a layer, and 20 D + 2 H for the one that is run again.
     Measured peaks are within a few per cent of it, from 1 to 8 layers and 50 to 5,000 tokens in the vocabulary.
     """
     V, T, L, H, D = config.vocab_size, config.block_size, config.n_layer, config.n_head, config.n_embd
     parameters = (V + T) * D + L * 12 * D * D
-    step = batch_size * T * (L * (16 * D + 2 * H) + 8 * D + 2 * V + 6)
-    evaluation = VALIDATION_BATCH * T * (10 * D + V)  # without a graph: one layer at a time
-    return 4 * (4 * parameters + max(step, evaluation, 2 * parameters))
+    layers = L * D + 20 * D + 2 * H if checkpoint_activations else L * (16 * D + 2 * H)
+    step = batch_size * T * (layers + 8 * D + 2 * V + 6)
+    evaluation = validation_batch_size(T) * T * (10 * D + V)  # without a graph: one layer at a time
+    more_gradients = ((micro_batches - 1).bit_length() + (1.5 if processes > 1 else 0)) * parameters
+    return int(4 * (4 * parameters + max(step + more_gradients, evaluation, 2 * parameters)))
 
 
 def bytes_available(proc=Path("/proc"), cgroup=Path("/sys/fs/cgroup")):
@@ -43,8 +52,13 @@ def bytes_available(proc=Path("/proc"), cgroup=Path("/sys/fs/cgroup")):
     return min(found, default=None)
 
 
-def check_memory(config, batch_size):
-    need, have = bytes_needed(config, batch_size), bytes_available()
+def check_memory(config, settings, processes=ALONE):
+    """A MemoryError with the figures where a run of this model with these settings cannot fit."""
+    size, share = settings.micro_batch_size, -(-settings.micro_batches // processes.size)
+    need = bytes_needed(config, size, share, settings.checkpoint_activations, processes.size) * processes.here
+    have = bytes_available()
     if have is not None and need > have:
-        got = f"about {need / 2**30:,.1f} GiB for {batch_size:,} windows a step, of {have / 2**30:,.1f} GiB"
-        raise MemoryError(message("train", "model and batch must fit in the memory that is free", got))
+        here = f" in each of {processes.here} processes" if processes.here > 1 else ""
+        got = f"about {need / 2**30:,.1f} GiB for {size:,} windows at a time{here}, of {have / 2**30:,.1f} GiB"
+        hint = "Less: --micro-batch-size, --checkpoint-activations"
+        raise MemoryError(message("train", "model and batch must fit in the memory that is free", got, hint=hint))

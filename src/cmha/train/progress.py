@@ -15,20 +15,31 @@ LEAST_BAR = 10  # columns; a shorter one says nothing
 
 
 class ProgressLine(tqdm):
-    """A tqdm whose line is made here; row is the newest one of the trainer, val_loss the last that was measured."""
+    """A tqdm whose line is made here; row is the newest one of the trainer, val_loss the last that was measured.
+
+    done steps were there before: they count, but took no time here.
+    """
 
     row, val_loss = None, None
 
-    def __init__(self, total, disable):
+    def __init__(self, total, done, disable):
         pace = 0.2 if sys.stderr and sys.stderr.isatty() else 10.0  # seconds between two looks
-        super().__init__(total=total, disable=disable, mininterval=pace, nrows=20)  # some terminals say 0
+        super().__init__(total=total, initial=done, disable=disable, mininterval=pace, nrows=20)  # some terminals say 0
+
+    def say(self, text):
+        """Text above the line."""
+        try:
+            self.write(text, file=sys.stderr)
+        except OSError:
+            pass
 
     def __str__(self):
         done = f"{self.n:{len(str(self.total))}}/{self.total}"
         if self.row is None:
             return fitted([done], columns())
         elapsed = self.format_dict["elapsed"]
-        left = elapsed / self.n * (self.total - self.n) if self.n else 0
+        here = self.n - self.initial
+        left = elapsed / here * (self.total - self.n) if here else 0
         fields = [done, f"loss {self.row['loss']:.3f}"]
         if self.val_loss is not None:
             fields.append(f"val {self.val_loss:.3f}")

@@ -1,145 +1,324 @@
 """The training loop: batch, loss, backward, clip, AdamW; at every evaluation a line of log.jsonl and a checkpoint."""
 
-import json
+import hashlib
 import math
 import os
 import sys
 import time
-from dataclasses import dataclass
+import warnings
+from contextlib import nullcontext
+from dataclasses import asdict
+from itertools import zip_longest
 
-from cmha import random
+import numpy as np
+
+from cmha import _core, random
 from cmha.autograd import no_grad
-from cmha.errors import check_integer, check_number, message
+from cmha.errors import message, quote_path
+from cmha.gpt import GPT, GPTConfig
 from cmha.text.corpora import check_length
+from cmha.train import run_folder
+from cmha.train.accumulate import Gradients, OneProcess, share, tree_sum
 from cmha.train.adamw import AdamW, clip_factor, grad_norm, parameter_groups
-from cmha.train.batches import VALIDATION_BATCH, training_batch, validation_batches
-from cmha.train.checkpoint import save_checkpoint
-from cmha.train.schedule import cosine_schedule
+from cmha.train.batches import training_batch, validation_batch_size, validation_batches
+from cmha.train.checkpoint import (
+    KEEP,
+    Checkpoint,
+    checkpoint_path,
+    checkpoints,
+    describe_build,
+    newest,
+    prune,
+    settings_dict,
+    tokenizer_dict,
+)
+from cmha.train.settings import TrainSettings
 from cmha.train.signals import StopRequest
 
-
-@dataclass(frozen=True)
-class TrainSettings:
-    """What a run does. Each value is checked here; they tune the tiny preset."""
-
-    steps: int = 5000
-    batch_size: int = 8
-    lr: float = 3e-3
-    min_lr: float = 3e-4
-    warmup_steps: int = 100
-    weight_decay: float = 0.1
-    betas: tuple = (0.9, 0.99)
-    grad_clip: float = 1.0
-    eval_interval: int = 500
-    seed: int = 0
-
-    def __post_init__(self):
-        for name, least in {"steps": 1, "batch_size": 1, "warmup_steps": 0, "eval_interval": 1, "seed": 0}.items():
-            check_integer("train", name, getattr(self, name), least, 2**63 - 1)
-        for name in ("lr", "grad_clip"):
-            check_number("train", name, getattr(self, name), lambda x: x > 0, "a finite number above 0")
-        for name in ("min_lr", "weight_decay"):
-            check_number("train", name, getattr(self, name), lambda x: x >= 0, "a finite number of at least 0")
-        if self.min_lr > self.lr:
-            raise ValueError(message("train", "min_lr must not be above lr", f"min_lr={self.min_lr}, lr={self.lr}"))
-        if self.warmup_steps > self.steps:
-            got = f"warmup_steps={self.warmup_steps}, steps={self.steps}"
-            raise ValueError(message("train", "warmup_steps must not be above steps", got))
+SAMPLE = 400  # tokens
+NOTHING_YET = {"loss": 0.0, "steps": 0, "lr": 0.0, "grad_norm": 0.0}  # since the last line of the log
 
 
 class Trainer:
-    """Trains model on ids (n,), measures it on others, and writes log and checkpoints into folder (if any), with the
-    tokenizer (if any) that made the ids.
+    """Trains a GPT on a Corpus (cmha.text.corpora) and keeps the run in a folder, or nowhere with folder=None.
 
-    run() returns None, or the number of the signal that stopped it. Everything random is a function of settings.seed
-    and the step. A loss or gradient that is not finite ends the run with an error, before anything is written.
+        trainer = Trainer(model, corpus, TrainSettings(steps=500), "runs/mine")
+        trainer.run()                                     # None, or the number of the signal that stopped it
+        trainer = Trainer.resume("runs/mine", corpus)     # after whatever ended it: goes on to the same bits
+        trainer.run()
+
+    Everything random is a function of settings.seed and the step. A loss, gradient or weight that is not finite ends
+    the run with a ValueError that names step and tensor, before anything is written. logger: an object whose
+    log(dict, step=n) gets every line of the log, and samples, as a run of wandb does. progress: a line on stderr.
+    processes: who shares the work (accumulate.py); this process alone by default.
     """
 
-    def __init__(self, model, training, validation, settings, folder=None, progress=True, tokenizer=None):
-        block_size = model.cfg.block_size
-        check_length("training", training, block_size)
-        check_length("validation", validation, block_size)
-        self.model, self.training, self.validation, self.settings = model, training, validation, settings
-        self.folder, self.progress = folder, progress and sys.stderr is not None
-        self.tokenizer = tokenizer
-        groups = parameter_groups(model, settings.weight_decay)
-        self.optimizer = AdamW(groups, settings.lr, betas=settings.betas)
+    def __init__(self, model, corpus, settings=None, folder=None, *, logger=None, progress=True, processes=None):
+        settings = TrainSettings() if settings is None else settings
+        for name in ("training", "validation"):
+            check_length(name, getattr(corpus, name), model.cfg.block_size)
+        self.model, self.corpus, self.settings, self.folder = model, corpus, settings, folder
+        self.logger, self.progress = logger, progress and sys.stderr is not None
+        self.processes = OneProcess() if processes is None else processes
+        if self.processes.rank:  # the first one alone writes and tells
+            self.folder, self.logger, self.progress = None, None, False
+        share(settings.micro_batches, self.processes.rank, self.processes.size)  # refuses what cannot be shared
+        model.checkpoint_activations = settings.checkpoint_activations
+        self.optimizer = AdamW(parameter_groups(model, settings.weight_decay), settings.lr, betas=settings.betas)
         self.named = list(model.named_parameters())
         self.step, self.rows = 0, []  # steps done, lines of the log
         self.saved = None  # False from the beginning of the first save, True from its end
+        self.begun = False  # whether the folder may hold a run that never came to its first checkpoint
+        self.evaluated, self.best, self._since = [], None, dict(NOTHING_YET)
+        self._tokenizer, self._seen, self._saved_step = None, [], 0
 
+    # ------------------------------------------------------------------------------------------ going on
+    @classmethod
+    def resume(cls, path, corpus, *, steps=None, eval_interval=None, **options):
+        """The trainer of a run that was interrupted, or of one that shall go on to more steps.
+
+        path: the folder of a run, whose newest checkpoint is taken (a damaged one is passed over, with a warning), or a
+        checkpoint, which is taken or refused. The corpus must be the one the run began with. With other steps the
+        schedule from here on is that of a run of so many steps.
+        """
+        if os.path.isdir(path):
+            checkpoint, damaged = newest(path)
+            if checkpoint is None:
+                raise ValueError(message("resume", "a run must hold a checkpoint", f"none in {quote_path(path)}"))
+            for error in damaged:
+                warnings.warn(f"{error}; going on from {quote_path(checkpoint.path)}", stacklevel=2)
+        else:
+            checkpoint = Checkpoint.read(path)
+        changes = {"steps": steps, "eval_interval": eval_interval}
+        changes = {name: value for name, value in changes.items() if value is not None}
+        return cls.from_checkpoint(checkpoint, corpus, changes, **options)
+
+    @classmethod
+    def from_checkpoint(cls, checkpoint, corpus, changes=None, **options):
+        """changes: {name: value} of the settings in MAY_CHANGE."""
+        checkpoint.check({"data": corpus.sha256, "tokenizer": tokenizer_dict(corpus.tokenizer)})
+        settings = TrainSettings(**checkpoint.settings).change(**(changes or {}))
+        if settings.steps < checkpoint.step:
+            got = f"steps={settings.steps} after {checkpoint.step} in {quote_path(checkpoint.path)}"
+            raise ValueError(message("resume", "steps must be at least those already done", got))
+        folder = checkpoint.folder
+        trainer = cls(GPT(GPTConfig(**checkpoint.config)), corpus, settings, folder, **options)
+        checkpoint.restore(trainer.model, trainer.optimizer)
+        trainer.step, trainer._saved_step, trainer.saved = checkpoint.step, checkpoint.step, True
+        trainer.evaluated, trainer.best, trainer._since = checkpoint.evaluated, checkpoint.best, checkpoint.since
+        trainer._seen = checkpoints(folder)
+        return trainer
+
+    # ------------------------------------------------------------------------------------------ the loop
     def run(self):
+        """Trains to settings.steps. Returns None, or the number of the signal that ended it after a step."""
+        with nullcontext() if self.folder is None else run_folder.locked(self.folder):
+            self._enter()
+            if self.processes.size > 1:
+                self.processes.check_same(self._beginning())
+            self.model.train()
+            return self._loop()
+
+    def _enter(self):
+        """The folder is ours now: is it what it was when we looked?"""
+        if self.folder is None:
+            return
+        if not self._seen and not self.saved:
+            run_folder.refuse_a_run(self.folder, self.begun)
+        if checkpoints(self.folder) != self._seen:
+            got = f"other checkpoints in {quote_path(self.folder)} than when it was read"
+            raise ValueError(message("train", "one run at a time may use a folder", got))
+        run_folder.tidy(self.folder)
+        prune(self.folder, self._kept(), below=self.step)
+        self._seen = checkpoints(self.folder)
+        self.rows = run_folder.continue_log(self.folder, self.evaluated[-1] if self.evaluated else 0)
+
+    def _beginning(self):
+        """What processes must have in common, or they would not compute one run."""
+        weights = hashlib.sha256()
+        for _, parameter in self.named:
+            weights.update(np.asarray(parameter.detach()))
+        found = {"data": self.corpus.sha256, "settings": self.settings, "model": self.model.cfg, "step": self.step}
+        return found | {"weights": weights.hexdigest(), "versions of cmha": describe_build()["cmha"]}
+
+    def _loop(self):
         from cmha.train.progress import ProgressLine
 
-        steps, tokens = self.settings.steps, self.settings.batch_size * self.model.cfg.block_size
-        line = ProgressLine(steps, disable=not self.progress)
-        self.model.train()
+        settings = self.settings
+        tokens = settings.batch_size * self.model.cfg.block_size
+        line = ProgressLine(settings.steps, self.step, disable=not self.progress)
+        done, start = 0, time.perf_counter()  # steps here since the last evaluation
         with StopRequest() as stop, line:
-            total, count, start = 0.0, 0, time.perf_counter()  # since the last evaluation
-            while self.step < steps and stop.number is None:
-                loss, norm, lr = self._train_step()
-                total, count = total + loss, count + 1
-                row = {"step": self.step, "loss": total / count, "val_loss": None, "lr": lr, "grad_norm": norm}
-                row["tokens_per_second"] = tokens * count / max(time.perf_counter() - start, 1e-9)
-                line.row = row
+            while True:
+                if self._evaluation_is_due():
+                    val_loss = self.evaluate(stop)
+                    if val_loss is not None:
+                        pace = tokens * done / max(time.perf_counter() - start, 1e-9)
+                        self._save(self._row(val_loss, pace))
+                        line.val_loss = val_loss
+                        line.refresh()
+                        done, start = 0, time.perf_counter()
+                number = self.processes.agree(stop.number)
+                if self._sample_is_due() and number is None:
+                    self._show_sample(line)
+                if number is not None or self.step >= settings.steps:
+                    break
+                self._train_step()
+                done += 1
+                line.row = self._row(None, tokens * done / max(time.perf_counter() - start, 1e-9))
                 line.update()
-                if self.step == steps or stop.number is not None or self.step % self.settings.eval_interval == 0:
-                    row["val_loss"] = self.evaluate(stop)
-                    self._save(row)
-                    line.val_loss = row["val_loss"]
-                    line.refresh()
-                    total, count, start = 0.0, 0, time.perf_counter()
-        return stop.number
+            if self.step != self._saved_step:
+                self._save()
+        return number
+
+    def _evaluation_is_due(self):
+        if self.step == 0 or self.step in self.evaluated[-1:]:
+            return False
+        return self.step == self.settings.steps or self.step % self.settings.eval_interval == 0
+
+    def _row(self, val_loss, tokens_per_second):
+        """A line of the log: the loss is the mean over the steps since the last one."""
+        since = self._since
+        loss = since["loss"] / max(since["steps"], 1)
+        row = {"step": self.step, "loss": loss, "val_loss": val_loss, "lr": since["lr"]}
+        return row | {"grad_norm": since["grad_norm"], "tokens_per_second": tokens_per_second}
 
     def _train_step(self):
-        """One update; (loss, norm of the gradient before clipping, learning rate)."""
+        """One update."""
         settings, step = self.settings, self.step
-        rates = {"max_lr": settings.lr, "min_lr": settings.min_lr}
-        lr = cosine_schedule(step, **rates, warmup_steps=settings.warmup_steps, decay_steps=settings.steps)
-        random.begin_step(step, first_row=0)
         sizes = (settings.batch_size, self.model.cfg.block_size)
-        inputs, targets = training_batch(self.training, *sizes, seed=settings.seed, step=step)
+        drawn = 0 if settings.overfit_one_batch else step
+        batch = training_batch(self.corpus.training, *sizes, seed=settings.seed, step=drawn)
+        counted = np.count_nonzero(batch[1] != -1)
+        mine = share(settings.micro_batches, self.processes.rank, self.processes.size)
         self.optimizer.zero_grad()
-        _, loss = self.model(inputs, targets)
-        value = loss.item()
-        if not math.isfinite(value):
-            raise ValueError(message("train", "loss must be finite", f"{value} at step {step + 1}"))
-        loss.backward()
+        total = tree_sum(*mine, lambda number: self._micro_batch(number, *batch, counted))
+        total = self.processes.reduce(total)
+        total.give(self.optimizer.params)
         norm, bad = grad_norm(self.named)
         if bad is not None:
-            got = f"a norm of {norm} for {bad} at step {step + 1}"
-            raise ValueError(message("train", "gradients must be finite", got))
-        self.optimizer.lr = lr
+            self._not_finite("gradients", f"a norm of {norm} for {bad}")
+        self.optimizer.lr = settings.rate(step)
         self.optimizer.step(grad_scale=clip_factor(norm, settings.grad_clip))
         self.step += 1
-        return value, norm, lr
+        since = self._since
+        self._since = {"loss": since["loss"] + total.loss, "steps": since["steps"] + 1}
+        self._since |= {"lr": self.optimizer.lr, "grad_norm": norm}
+
+    def _micro_batch(self, number, inputs, targets, counted):
+        """Gradients of micro-batch `number`, weighed by its share of the tokens that count in the whole batch."""
+        settings = self.settings
+        first = number * settings.micro_batch_size
+        rows = slice(first, first + settings.micro_batch_size)
+        random.begin_step(self.step, first_row=first, seed=settings.seed)
+        _, loss = self.model(inputs[rows], targets[rows])
+        value = loss.item()
+        if not math.isfinite(value):
+            self._not_finite("loss", f"{value}")
+        weight = np.count_nonzero(targets[rows] != -1) / counted if counted else 0.0
+        loss.backward(weight)
+        return Gradients.take(value * weight, self.optimizer.params)
+
+    def _not_finite(self, what, got):
+        bad = self._bad_weight()
+        found = f" with a weight of {bad} that is not" if bad else ""
+        raise ValueError(message("train", f"{what} must be finite", f"{got} at step {self.step + 1}{found}"))
+
+    def _bad_weight(self):
+        """The name of the first parameter that holds NaN or infinity, or None."""
+        squares = _core.sums_of_squares([p.data for _, p in self.named])
+        return next((name for (name, _), x in zip(self.named, squares, strict=True) if not math.isfinite(x)), None)
 
     def evaluate(self, stop=None):
         """Mean loss over every non-overlapping window of the validation ids; None when a signal came on the way."""
-        total, count = 0.0, 0
+        found, share_of = [], {"rank": self.processes.rank, "size": self.processes.size}
+        block_size = self.model.cfg.block_size
+        sizes = (validation_batch_size(block_size), block_size)
         self.model.eval()
         try:
             with no_grad():
-                for inputs, targets in validation_batches(self.validation, VALIDATION_BATCH, self.model.cfg.block_size):
+                for inputs, targets in validation_batches(self.corpus.validation, *sizes, **share_of):
                     if stop is not None and stop.number is not None:
-                        return None
+                        found = None
+                        break
                     _, loss = self.model(inputs, targets)
-                    total, count = total + loss.item() * targets.size, count + targets.size
+                    counted = np.count_nonzero(targets != -1)
+                    found.append((loss.item() * counted, counted))
         finally:
             self.model.train()
-        return total / count
+        shares = self.processes.gather(found)
+        if None in shares:
+            return None
+        batches = [pair for row in zip_longest(*shares) for pair in row if pair is not None]  # in their order
+        total, count = (sum(part) for part in zip(*batches, strict=True))
+        return total / max(count, 1)
 
-    def _save(self, row):
-        if row["val_loss"] is not None and not math.isfinite(row["val_loss"]):
-            got = f"{row['val_loss']} after step {self.step}"
-            raise ValueError(message("train", "validation loss must be finite", got))
-        self.rows.append(row)
+    # ------------------------------------------------------------------------------------------ what is kept
+    def _kept(self):
+        """The steps whose checkpoints stay: the last two evaluations, the best one, and where the run is."""
+        return {*self.evaluated, *(self.best or [])[1:], self.step}
+
+    def _save(self, row=None):
+        """A checkpoint; with a row (one evaluation), a line of the log before it."""
+        bad = self._bad_weight()
+        if bad is not None:
+            raise ValueError(message("train", "weights must be finite", f"{bad} after step {self.step}"))
+        if row is not None:
+            if not math.isfinite(row["val_loss"]):
+                got = f"{row['val_loss']} after step {self.step}"
+                raise ValueError(message("train", "validation loss must be finite", got))
+            self.rows.append(row)
+            self.evaluated = [*self.evaluated, self.step][-KEEP:]
+            self.best = min(self.best or [math.inf, 0], [row["val_loss"], self.step])
+            self._since = dict(NOTHING_YET)
         if self.folder is not None:
-            self.saved = bool(self.saved)
-            save_checkpoint(self.folder, self.model, self.optimizer, self.step, self.settings)
-            self.model.save_pretrained(self.folder)
-            if self.tokenizer is not None and not self.saved:
-                self.tokenizer.save(self.folder)
-            with open(os.path.join(self.folder, "log.jsonl"), "a", encoding="utf-8") as log:
-                log.write(json.dumps(row, allow_nan=False) + "\n")
-            self.saved = True
+            self._write([] if row is None else [row])
+        if row is not None and self.logger is not None:
+            self.logger.log({name: value for name, value in row.items() if name != "step"}, step=self.step)
+
+    def _write(self, rows):
+        """The checkpoint comes last: when it is there, so is everything else of its step."""
+        first = not self.saved
+        self.saved = not first
+        run_folder.append_to_log(self.folder, rows)
+        if self._tokenizer is None:
+            self._tokenizer = tokenizer_dict(self.corpus.tokenizer)
+            if self._tokenizer:
+                self.corpus.tokenizer.save(self.folder)
+        self.model.save_pretrained(self.folder)
+        checkpoint = Checkpoint(
+            checkpoint_path(self.folder, self.step), self.step, 0.0, {}, asdict(self.model.cfg),
+            settings_dict(self.settings), self.corpus.sha256, self._tokenizer, self._since, self.evaluated, self.best,
+            describe_build(),
+        )  # fmt: skip
+        checkpoint.save(self.model, self.optimizer)
+        prune(self.folder, self._kept())
+        self._seen, self._saved_step, self.saved = checkpoints(self.folder), self.step, True
+
+    # ------------------------------------------------------------------------------------------ to look at
+    def sample(self, tokens=SAMPLE):
+        """Text by the model as it is, from a new paragraph on where the tokenizer knows one; the same each time."""
+        tokenizer = self.corpus.tokenizer
+        try:
+            start = tokenizer.encode("\n\n")
+        except ValueError:
+            start = np.asarray(self.corpus.training[np.arange(1)]).tolist()
+        was_training = self.model.training
+        try:
+            ids = self.model.eval().generate([start], tokens, temperature=0.8, seed=self.settings.seed)[0]
+        finally:
+            self.model.train(was_training)
+        return tokenizer.decode(ids).strip("\n")
+
+    def _sample_is_due(self):
+        interval = self.settings.sample_interval
+        if interval is None or self.corpus.tokenizer is None:
+            return False
+        return self.step > 0 and self.step % interval == 0
+
+    def _show_sample(self, line):
+        text = self.sample()
+        if self.progress:
+            line.say(f"after step {self.step}:\n{text}\n")
+        if self.logger is not None:
+            self.logger.log({"sample": text}, step=self.step)

@@ -1,38 +1,43 @@
 /*
-What the forward and backward pass of attention share: which keys a query sees, scores, and weighted sums of rows.
+What the forward and backward pass of attention share: which keys a query sees, rows laid out for the products, and what
+happens to a panel of scores.
 
     block   128 keys (or queries) counted from absolute index 0
-    strip   16 keys of a block, one vector; a block has 8
-    tile    up to ATTENTION_ROWS query rows worked on together. The rows of a tile share one key head, not always one
-            query head: row r of a group of H / H_kv heads is query r mod T of its head r / T, so that grouped heads
-            share packed keys.
+    panel   LANES query rows, one a lane of the vectors: scores stand as s^T (keys, LANES), so that the maximum and the
+            sum over keys go down the columns. The rows of a panel share one key head, not always one query head: row r
+            of a group of H / H_kv heads is query r mod T of its head r / T.
 
-What a tile computes for one of its rows does not depend on the other rows, so tiles, parts of a sequence (a cache, one
+What a panel computes for one of its rows does not depend on the other rows, so panels, parts of a sequence (a cache, one
 token at a time), batch and threads change no bit. Hidden terms are skipped, never multiplied by 0: NaN and infinity
 behind a mask stay there, and -0 stays -0.
 */
 #ifndef CMHA_ATTENTION_H
 #define CMHA_ATTENTION_H
 
+#include "attention_product.h"
 #include "philox.h"
 #include "vmath.h"
 #include <float.h>
 
 #define ATTENTION_BLOCK 128
-#define ATTENTION_ROWS V_TILE_ROWS /* ROWS x VECTORS accumulators fill the registers, as in matmul */
-#define ATTENTION_VECTORS (V_TILE_VECTORS > 1 ? 2 : 1)
+#define LANES (16 * PRODUCT_VECTORS)
 
 /* A set of keys (or queries) of one block: bit i of the 128 is term i. */
 typedef struct { uint64_t word[2]; } term_set;
 
 typedef struct {
-    int rows;
-    ptrdiff_t strips;                           /* so many strips hold every key the tile sees; 0 = it sees none */
-    ptrdiff_t h[ATTENTION_ROWS], t[ATTENTION_ROWS];
-    term_set seen[ATTENTION_ROWS];
-} attention_tile;
+    ptrdiff_t b, rows, vectors;           /* query rows, and the vectors that hold them */
+    ptrdiff_t h[LANES], t[LANES];
+    ptrdiff_t plain, end;                 /* every row sees keys 0 .. plain - 1 of the block, no row one from `end` on */
+    uint32_t sees[ATTENTION_BLOCK];       /* bit r: row r sees the key; filled for plain .. end - 1 */
+    uint32_t some;                        /* bit r: row r sees a key of the block */
+} attention_panel;
 
+INLINE ptrdiff_t smaller(ptrdiff_t a, ptrdiff_t b) { return a < b ? a : b; }
 INLINE ptrdiff_t rounded_up(ptrdiff_t n, ptrdiff_t unit) { return (n + unit - 1) / unit * unit; }
+/* From row to row of copies of hd floats: whole vectors, and an odd number of cache lines, lest a column of them share
+   few of L1's sets. */
+INLINE ptrdiff_t padded(ptrdiff_t hd) { return 16 * ((hd + 15) / 16 | 1); }
 INLINE const float *heads_row(const cmha_heads *x, ptrdiff_t b, ptrdiff_t h, ptrdiff_t t) {
     return x->data + b * x->batch + h * x->head + t * x->time;
 }
@@ -50,6 +55,7 @@ INLINE term_set both(term_set a, term_set b) { return (term_set){{a.word[0] & b.
 INLINE term_set either(term_set a, term_set b) { return (term_set){{a.word[0] | b.word[0], a.word[1] | b.word[1]}}; }
 INLINE term_set complement(term_set a) { return (term_set){{~a.word[0], ~a.word[1]}}; }
 INLINE int is_empty(term_set a) { return (a.word[0] | a.word[1]) == 0; }
+INLINE unsigned has_term(const term_set *a, ptrdiff_t i) { return (unsigned)(a->word[i >> 6] >> (i & 63)) & 1; }
 INLINE unsigned strip_bits(const term_set *a, ptrdiff_t strip) {
     return (unsigned)(a->word[strip >> 2] >> (16 * (strip & 3))) & 0xffffu;
 }
@@ -92,7 +98,7 @@ INLINE v16 spread_load(const float *p, ptrdiff_t stride, ptrdiff_t n) {
 INLINE term_set terms_from_floats(const float *p, ptrdiff_t stride, ptrdiff_t n) {
     term_set a = first_terms(n);
     for (ptrdiff_t i = 0; i < n; i += 16) {
-        const v16 x = spread_load(p + i * stride, stride, n - i < 16 ? n - i : 16);
+        const v16 x = spread_load(p + i * stride, stride, smaller(n - i, 16));
         a.word[i >> 6] &= ~((uint64_t)m_bits(v_eq(x, v_set1(-INFINITY))) << (i & 63));
     }
     return a;
@@ -105,242 +111,212 @@ INLINE ptrdiff_t key_bound(const cmha_attention *call, ptrdiff_t length, ptrdiff
     return bound < 0 ? 0 : bound;
 }
 
-/* Rows first_row .. first_row + rows - 1 of the group of key head h_kv against the keys from `first`, of which the key
-   mask leaves `real`. */
-INLINE attention_tile look(const cmha_attention *call, ptrdiff_t b, ptrdiff_t h_kv, ptrdiff_t first_row, int rows,
-                           ptrdiff_t length, ptrdiff_t first, term_set real) {
-    attention_tile tile = {.rows = rows};
-    const ptrdiff_t *strides = call->mask_strides;
-    ptrdiff_t h = h_kv * (call->H / call->H_kv) + first_row / call->T, t = first_row % call->T;
-    term_set any = {{0, 0}};
-    for (int r = 0; r < rows; r++) {
-        ptrdiff_t n = key_bound(call, length, t) - first;
-        term_set seen = both(first_terms(n), real);
-        n = n < ATTENTION_BLOCK ? n : ATTENTION_BLOCK;
-        ptrdiff_t at = b * strides[0] + h * strides[1] + t * strides[2] + first * strides[3];
-        if (call->bool_mask && n > 0) seen = both(seen, terms_from_bytes(call->bool_mask + at, strides[3], n));
-        if (call->float_mask && n > 0) seen = both(seen, terms_from_floats(call->float_mask + at, strides[3], n));
-        tile.seen[r] = seen, tile.h[r] = h, tile.t[r] = t;
-        any = either(any, seen);
-        if (++t == call->T) t = 0, h++;
-    }
-    tile.strips = (terms_end(any) + 15) / 16;
-    return tile;
-}
-
 /* The keys of the block at `first` that the key mask leaves, of those below `length`. */
 INLINE term_set real_keys(const cmha_attention *call, ptrdiff_t b, ptrdiff_t length, ptrdiff_t first) {
-    ptrdiff_t n = length - first < ATTENTION_BLOCK ? length - first : ATTENTION_BLOCK;
+    const ptrdiff_t n = smaller(length - first, ATTENTION_BLOCK);
     return call->key_mask ? terms_from_bytes(call->key_mask + b * call->S + first, 1, n) : first_terms(n);
 }
 
-/* ------------------------------------------------------------------------------------------------------ packing */
-/* n rows of x (keys or values) to strips: packed[strip][d][16]; the last strip is filled up with 0. */
-INLINE void pack_strips(float *packed, const float *x, ptrdiff_t stride, ptrdiff_t n, ptrdiff_t hd) {
-    for (; n > 0; n -= 16, x += 16 * stride, packed += 16 * hd) {
-        const ptrdiff_t lanes = n < 16 ? n : 16;
-        ptrdiff_t d = 0;
-        if (lanes == 16)
-            for (; d + 16 <= hd; d += 16) v_transpose(packed + 16 * d, 16, x + d, stride);
-        for (; d < hd; d++)
-            for (ptrdiff_t lane = 0; lane < 16; lane++)
-                packed[16 * d + lane] = lane < lanes ? x[lane * stride + d] : 0.0f;
+INLINE ptrdiff_t mask_offset(const cmha_attention *call, ptrdiff_t b, ptrdiff_t h, ptrdiff_t t, ptrdiff_t first) {
+    const ptrdiff_t *strides = call->mask_strides;
+    return b * strides[0] + h * strides[1] + t * strides[2] + first * strides[3];
+}
+
+/* Which of the `real` keys of the block at `first` query (b, h, t) sees. */
+INLINE term_set seen_keys(const cmha_attention *call, ptrdiff_t b, ptrdiff_t h, ptrdiff_t t, ptrdiff_t length,
+                          ptrdiff_t first, term_set real) {
+    const ptrdiff_t n = smaller(key_bound(call, length, t) - first, ATTENTION_BLOCK), stride = call->mask_strides[3];
+    const ptrdiff_t at = mask_offset(call, b, h, t, first);
+    term_set seen = both(first_terms(n), real);
+    if (call->bool_mask && n > 0) seen = both(seen, terms_from_bytes(call->bool_mask + at, stride, n));
+    if (call->float_mask && n > 0) seen = both(seen, terms_from_floats(call->float_mask + at, stride, n));
+    return seen;
+}
+
+/* ------------------------------------------------------------------------------------------------------- panels */
+/* Rows first_row .. first_row + rows - 1 of the group of key head h_kv; what they see is still to be found. */
+INLINE void panel_of_rows(attention_panel *panel, const cmha_attention *call, ptrdiff_t b, ptrdiff_t h_kv,
+                          ptrdiff_t first_row, ptrdiff_t rows) {
+    ptrdiff_t h = h_kv * (call->H / call->H_kv) + first_row / call->T, t = first_row % call->T;
+    panel->b = b, panel->rows = rows, panel->vectors = (rows + 15) / 16;
+    for (ptrdiff_t r = 0; r < rows; r++) {
+        panel->h[r] = h, panel->t[r] = t;
+        if (++t == call->T) t = 0, h++;
     }
 }
 
-/* The tile's rows of x, times factor, to packed[row][d]. */
-INLINE void pack_tile(float *packed, const cmha_heads *x, ptrdiff_t b, const attention_tile *tile, ptrdiff_t hd,
-                      float factor) {
-    for (int r = 0; r < tile->rows; r++) {
-        const float *row = heads_row(x, b, tile->h[r], tile->t[r]);
-        for (ptrdiff_t d = 0; d < hd; d++) packed[r * hd + d] = row[d] * factor;
-    }
-}
-
-/* ------------------------------------------------------------------------------------------------------- scores */
-/* dots[row][128]: one fma chain over d ascending from +0 for each row and each key of the strips. */
-INLINE void dot_strips(float *dots, const float *rows, const float *keys, ptrdiff_t hd, const int n_rows,
-                       const int n_strips) {
-    v16 sum[ATTENTION_ROWS][4];
-    for (int r = 0; r < n_rows; r++)
-        for (int s = 0; s < n_strips; s++) sum[r][s] = v_zero();
-    for (ptrdiff_t d = 0; d < hd; d++) {
-        v16 key[4];
-        for (int s = 0; s < n_strips; s++) key[s] = v_load(keys + 16 * (s * hd + d));
-        for (int r = 0; r < n_rows; r++) {
-            v16 x = v_set1(rows[r * hd + d]);
-            for (int s = 0; s < n_strips; s++) sum[r][s] = v_fma(x, key[s], sum[r][s]);
+/* What the panel sees of the block at `first`. */
+INLINE void panel_look(attention_panel *panel, const cmha_attention *call, ptrdiff_t length, ptrdiff_t first,
+                       term_set real) {
+    const int masked = call->bool_mask || call->float_mask;
+    term_set seen[LANES], all = real, any = {{0, 0}};
+    float bounds[LANES] = {0};
+    if (masked) {
+        for (ptrdiff_t r = 0; r < panel->rows; r++) {
+            seen[r] = seen_keys(call, panel->b, panel->h[r], panel->t[r], length, first, real);
+            all = both(all, seen[r]), any = either(any, seen[r]);
         }
+    } else {
+        ptrdiff_t lowest = ATTENTION_BLOCK, highest = 0;
+        for (ptrdiff_t r = 0; r < panel->rows; r++) {
+            const ptrdiff_t n = smaller(key_bound(call, length, panel->t[r]) - first, ATTENTION_BLOCK);
+            bounds[r] = (float)n;
+            lowest = smaller(lowest, n), highest = n > highest ? n : highest;
+        }
+        all = both(real, first_terms(lowest)), any = both(real, first_terms(highest));
     }
-    for (int r = 0; r < n_rows; r++)
-        for (int s = 0; s < n_strips; s++) v_store(dots + r * ATTENTION_BLOCK + 16 * s, sum[r][s]);
+    panel->plain = next_member(complement(all), 0, ATTENTION_BLOCK);
+    panel->end = terms_end(any);
+    panel->some = panel->plain > 0 ? ~(uint32_t)0 : 0;
+    for (ptrdiff_t j = panel->plain; j < panel->end; j++) {
+        uint32_t bits = 0;
+        if (masked)
+            for (ptrdiff_t r = 0; r < panel->rows; r++) bits |= (uint32_t)has_term(&seen[r], j) << r;
+        else if (has_term(&real, j))
+            for (ptrdiff_t x = 0; x < panel->vectors; x++)
+                bits |= (uint32_t)m_bits(v_lt(v_set1((float)j), v_load(bounds + 16 * x))) << (16 * x);
+        panel->sees[j] = bits, panel->some |= bits;
+    }
 }
 
-/* Strips side by side, so that there are chains enough to fill the time an fma takes. */
-INLINE void dot_rows(float *dots, const float *rows, const float *keys, ptrdiff_t hd, ptrdiff_t strips,
-                     const int n_rows) {
-    const int wide = n_rows == 1 ? 4 : n_rows <= 3 ? 2 : ATTENTION_VECTORS;
-    ptrdiff_t strip = 0;
-    for (; strip + wide <= strips; strip += wide)
-        dot_strips(dots + 16 * strip, rows, keys + 16 * strip * hd, hd, n_rows, wide);
-    for (; strip < strips; strip++) dot_strips(dots + 16 * strip, rows, keys + 16 * strip * hd, hd, n_rows, 1);
+/* hd floats times factor, filled up with 0 to whole vectors. */
+INLINE void copy_row(float *to, const float *from, ptrdiff_t hd, float factor) {
+    ptrdiff_t d = 0;
+    for (; d + 16 <= hd; d += 16) v_store(to + d, v_mul(v_load(from + d), v_set1(factor)));
+    if (d < hd) v_store(to + d, v_mul(v_load_n(from + d, (int)(hd - d)), v_set1(factor)));
 }
 
-static void dot_tile(float *dots, const float *rows, const float *keys, ptrdiff_t hd, ptrdiff_t strips, int n_rows) {
-    switch (n_rows) {
-    case 1: dot_rows(dots, rows, keys, hd, strips, 1); break;
-    case 2: dot_rows(dots, rows, keys, hd, strips, 2); break;
-    case 3: dot_rows(dots, rows, keys, hd, strips, 3); break;
-    case 4: dot_rows(dots, rows, keys, hd, strips, 4); break;
-#if ATTENTION_ROWS > 4
-    case 5: dot_rows(dots, rows, keys, hd, strips, 5); break;
-    case 6: dot_rows(dots, rows, keys, hd, strips, 6); break;
-#endif
-#if ATTENTION_ROWS > 6
-    case 7: dot_rows(dots, rows, keys, hd, strips, 7); break;
-    case 8: dot_rows(dots, rows, keys, hd, strips, 8); break;
-#endif
-    }
+/* n rows of x to rows padded(hd) apart. */
+INLINE void copy_rows(float *to, const float *x, ptrdiff_t stride, ptrdiff_t n, ptrdiff_t hd) {
+    for (ptrdiff_t i = 0; i < n; i++) copy_row(to + i * padded(hd), x + i * stride, hd, 1.0f);
+}
+
+/* rows (16 * vectors, n) to columns (n, 16 * vectors), n in whole vectors. */
+INLINE void rows_to_lanes(float *to, ptrdiff_t to_row, const float *rows, ptrdiff_t stride, ptrdiff_t n,
+                          ptrdiff_t vectors) {
+    for (ptrdiff_t x = 0; x < vectors; x++)
+        for (ptrdiff_t d = 0; d < n; d += 16)
+            v_transpose(to + d * to_row + 16 * x, to_row, rows + 16 * x * stride + d, stride);
+}
+
+/* The panel's rows of x, times factor, to x^T (hd in whole vectors, LANES); lanes without a row are 0.
+   rows: scratch (LANES, padded(hd)). */
+INLINE void panel_lanes(float *to, float *rows, const cmha_heads *x, const attention_panel *panel, ptrdiff_t hd,
+                        float factor) {
+    const ptrdiff_t stride = padded(hd), lanes = 16 * panel->vectors;
+    for (ptrdiff_t r = 0; r < panel->rows; r++)
+        copy_row(rows + r * stride, heads_row(x, panel->b, panel->h[r], panel->t[r]), hd, factor);
+    for (ptrdiff_t r = panel->rows; r < lanes; r++) memset(rows + r * stride, 0, sizeof(float) * (size_t)stride);
+    rows_to_lanes(to, LANES, rows, stride, rounded_up(hd, 16), panel->vectors);
 }
 
 /* The factor of q that makes scores exponents of 2. */
 INLINE float query_factor(const cmha_attention *call) { return (float)((double)call->scale * 1.44269504088896340736); }
 
-/* Dot products of tile row r to scores, in place: the float mask, s = fma(mask, float32(log2 e), s); at least -FLT_MAX,
-   so that a block of "minus a lot" (the common -3.4e38 of other libraries) still has a finite maximum and a row of them
-   a mean; hidden keys -infinity. Returns the maximum of the visible ones, NaN not counted. */
-INLINE float finish_scores(float *s, const cmha_attention *call, ptrdiff_t b, const attention_tile *tile, int r,
-                           ptrdiff_t first) {
-    const ptrdiff_t *strides = call->mask_strides;
-    const float *mask = call->float_mask;
-    if (mask) mask += b * strides[0] + tile->h[r] * strides[1] + tile->t[r] * strides[2] + first * strides[3];
-    v16 highest = v_set1(-INFINITY);
-    for (ptrdiff_t strip = 0; strip < tile->strips; strip++) {
-        v16 x = v_load(s + 16 * strip);
-        unsigned bits = strip_bits(&tile->seen[r], strip);
-        if (mask) {
-            const ptrdiff_t key = 16 * strip, n = call->S - first - key < 16 ? call->S - first - key : 16;
-            x = v_fma(spread_load(mask + key * strides[3], strides[3], n), v_set1(LOG2_E), x);
-        }
-        x = v_max(v_set1(-FLT_MAX), x);
-        if (bits != 0xffffu) x = v_select(m_from_bits(bits), x, v_set1(-INFINITY));
-        v_store(s + 16 * strip, x);
-        highest = v_max(x, highest); /* this order: x > highest ? x : highest */
-    }
-    return v_highest(highest);
+/* A score: the dot product x, and m log2 e where there is a float mask; at least -FLT_MAX, so that a block of "minus a
+   lot" (the common -3.4e38 of other libraries) still has a finite maximum and a row of them a mean. */
+INLINE v16 score_with_mask(v16 x, v16 m) { return v_fma(m, v_set1(LOG2_E), x); }
+INLINE v16 score_at_least(v16 x) { return v_max(v_set1(-FLT_MAX), x); }
+
+/* Number of weight (b, h, t, first) in dropout's stream. */
+INLINE uint64_t weight_number(const cmha_attention *call, ptrdiff_t b, ptrdiff_t h, ptrdiff_t t, ptrdiff_t first) {
+    const uint64_t head = (call->first_row + (uint64_t)b) * (uint64_t)call->H + (uint64_t)h;
+    return (head * (uint64_t)call->T + (uint64_t)t) * (uint64_t)call->S + (uint64_t)first;
 }
 
-/* Scores to softmax weights, in place, with what the forward pass stored for the row; hidden keys 0. */
-INLINE void finish_weights(float *s, const attention_tile *tile, int r, float row_max, float row_sum) {
-    for (ptrdiff_t strip = 0; strip < tile->strips; strip++) {
-        v16 p = v_div(v_exp2_negative(v_sub(v_load(s + 16 * strip), v_set1(row_max))), v_set1(row_sum));
-        unsigned bits = strip_bits(&tile->seen[r], strip);
-        if (bits != 0xffffu) p = v_select(m_from_bits(bits), p, v_zero());
-        v_store(s + 16 * strip, p);
-    }
-}
-
-/* Dropout factors of the tile row's keys first .. first + 16 * strips - 1 (those beyond S have no number: 0). */
-INLINE void tile_factors(float *factors, const cmha_attention *call, ptrdiff_t b, const attention_tile *tile, int r,
-                         ptrdiff_t first) {
-    const uint64_t head = (call->first_row + (uint64_t)b) * (uint64_t)call->H + (uint64_t)tile->h[r];
-    const uint64_t row = head * (uint64_t)call->T + (uint64_t)tile->t[r];
-    for (ptrdiff_t strip = 0; strip < tile->strips; strip++) {
-        ptrdiff_t key = first + 16 * strip, n = call->S - key < 16 ? call->S - key : 16;
-        v_store(factors + 16 * strip, v_zero());
-        dropout_factors(factors + 16 * strip, call->seed, call->stream, row * (uint64_t)call->S + (uint64_t)key, (int)n,
-                        call->dropout_p);
-    }
-}
-
-/* ------------------------------------------------------------------------------------------------ weighted sums */
-/* Sums of rows of x, x[i * stride + d]: row r of the tile weighs term i with c[r * c_row + i * c_term]. */
-typedef struct { const float *c; ptrdiff_t c_row, c_term; const float *x; ptrdiff_t stride, hd; } weighted_rows;
-
-/* Columns d .. d + 16 * n_vectors - 1 (or `columns` < 16 of them) of n_rows sums over begin .. end - 1, onto out. */
-INLINE void sum_columns(float *out, ptrdiff_t width, const weighted_rows *w, ptrdiff_t d, ptrdiff_t begin,
-                        ptrdiff_t end, const int n_rows, const int n_vectors, const int columns) {
-    const float *c = w->c, *x = w->x + d;
-    const ptrdiff_t c_row = w->c_row, c_term = w->c_term, stride = w->stride;
-    v16 sum[ATTENTION_ROWS][4];
-    out += d;
-    for (int r = 0; r < n_rows; r++)
-        for (int v = 0; v < n_vectors; v++) sum[r][v] = v_load(out + r * width + 16 * v);
-    for (ptrdiff_t i = begin; i < end; i++) {
-        v16 term[4];
-        for (int v = 0; v < n_vectors; v++)
-            term[v] = columns < 16 ? v_load_n(x + i * stride, columns) : v_load(x + i * stride + 16 * v);
-        for (int r = 0; r < n_rows; r++) {
-            const v16 weight = v_set1(c[r * c_row + i * c_term]);
-            for (int v = 0; v < n_vectors; v++) sum[r][v] = v_fma(weight, term[v], sum[r][v]);
+/* The float mask, or dropout's factors, of the panel and the block at `first` to (128, LANES); 0 beyond S.
+   rows: scratch (LANES, 128). */
+INLINE void panel_float_mask(float *to, float *rows, const cmha_attention *call, const attention_panel *panel,
+                             ptrdiff_t first) {
+    const ptrdiff_t stride = call->mask_strides[3];
+    for (ptrdiff_t r = 0; r < panel->rows; r++) {
+        const float *mask = call->float_mask + mask_offset(call, panel->b, panel->h[r], panel->t[r], first);
+        for (ptrdiff_t j = 0; j < panel->end; j += 16) {
+            const v16 x = spread_load(mask + j * stride, stride, smaller(call->S - first - j, 16));
+            v_store(rows + r * ATTENTION_BLOCK + j, x);
         }
     }
-    for (int r = 0; r < n_rows; r++)
-        for (int v = 0; v < n_vectors; v++) v_store(out + r * width + 16 * v, sum[r][v]);
+    rows_to_lanes(to, LANES, rows, ATTENTION_BLOCK, rounded_up(panel->end, 16), panel->vectors);
+}
+INLINE void panel_factors(float *to, float *rows, const cmha_attention *call, const attention_panel *panel,
+                          ptrdiff_t first) {
+    for (ptrdiff_t r = 0; r < panel->rows; r++)
+        dropout_row(rows + r * ATTENTION_BLOCK, call->seed, call->stream,
+                    weight_number(call, panel->b, panel->h[r], panel->t[r], first), (int)panel->end, call->dropout_p);
+    rows_to_lanes(to, LANES, rows, ATTENTION_BLOCK, rounded_up(panel->end, 16), panel->vectors);
 }
 
-INLINE void sum_run(float *out, ptrdiff_t width, const weighted_rows *w, ptrdiff_t begin, ptrdiff_t end,
-                    const int n_rows) {
-    const int wide = n_rows == 1 ? 4 : n_rows == 2 ? 2 : ATTENTION_VECTORS;
-    ptrdiff_t d = 0;
-    for (; d + 16 * wide <= w->hd; d += 16 * wide) sum_columns(out, width, w, d, begin, end, n_rows, wide, 16);
-    for (; d + 16 <= w->hd; d += 16) sum_columns(out, width, w, d, begin, end, n_rows, 1, 16);
-    if (d < w->hd) sum_columns(out, width, w, d, begin, end, n_rows, 1, (int)(w->hd - d));
-}
-
-INLINE void sum_run_of(float *out, ptrdiff_t width, const weighted_rows *w, ptrdiff_t begin, ptrdiff_t end,
-                       int n_rows) {
-    switch (n_rows) {
-    case 1: sum_run(out, width, w, begin, end, 1); break;
-    case 2: sum_run(out, width, w, begin, end, 2); break;
-    case 3: sum_run(out, width, w, begin, end, 3); break;
-    case 4: sum_run(out, width, w, begin, end, 4); break;
-#if ATTENTION_ROWS > 4
-    case 5: sum_run(out, width, w, begin, end, 5); break;
-    case 6: sum_run(out, width, w, begin, end, 6); break;
-#endif
-#if ATTENTION_ROWS > 6
-    case 7: sum_run(out, width, w, begin, end, 7); break;
-    case 8: sum_run(out, width, w, begin, end, 8); break;
-#endif
+/* s^T (end, LANES), `row` floats apart: keys @ q^T, then the float mask (or NULL); hidden keys -infinity. The highest of
+   each lane to `highest`, NaN not counted, 0 as +0. */
+INLINE void panel_scores(float *s, ptrdiff_t row, float *highest, const float *keys, const float *q, const float *mask,
+                         const attention_panel *panel, ptrdiff_t hd) {
+    const product dots = {.out = s, .out_row = row, .a = keys, .a_step = padded(hd), .b = q, .b_row = LANES, .end = hd};
+    product_all(BY_ROWS, &dots, panel->end, panel->vectors);
+    for (ptrdiff_t x = 0; x < 16 * panel->vectors; x += 16) {
+        v16 top = v_set1(-INFINITY);
+        ptrdiff_t j = 0;
+        for (; j < (mask ? 0 : panel->plain); j++) {
+            const v16 score = score_at_least(v_load(s + j * row + x));
+            v_store(s + j * row + x, score);
+            top = v_max(score, top); /* this order: score > top ? score : top */
+        }
+        for (; j < panel->end; j++) {
+            v16 score = v_load(s + j * row + x);
+            if (mask) score = score_with_mask(score, v_load(mask + j * LANES + x));
+            score = score_at_least(score);
+            if (j >= panel->plain)
+                score = v_select(m_from_bits(panel->sees[j] >> x & 0xffffu), score, v_set1(-INFINITY));
+            v_store(s + j * row + x, score);
+            top = v_max(score, top);
+        }
+        v_store(highest + x, v_add(top, v_zero()));
     }
 }
 
-/*
-out[r][d] = one fma chain from +0 over the terms i of seen[r], ascending, of c * x. Runs of terms that every row sees go
-through the tile; between them each row takes its own runs. Rows of out are `width` = hd rounded up to 16 apart.
-*/
-INLINE void weighted_sum(float *out, ptrdiff_t width, const weighted_rows w, const term_set *seen, int n_rows) {
+/* Scores to softmax weights, in place, with what the forward pass stored for each lane; hidden keys 0. */
+INLINE void panel_weights(float *s, ptrdiff_t row, const float *max, const float *sum, const attention_panel *panel) {
+    for (ptrdiff_t x = 0; x < 16 * panel->vectors; x += 16)
+        for (ptrdiff_t j = 0; j < panel->end; j++) {
+            const v16 e = v_exp2_negative(v_sub(v_load(s + j * row + x), v_load(max + x)));
+            v16 p = v_div(e, v_load(sum + x));
+            if (j >= panel->plain) p = v_select(m_from_bits(panel->sees[j] >> x & 0xffffu), p, v_zero());
+            v_store(s + j * row + x, p);
+        }
+}
+
+/* out^T (n, LANES) = rows^T @ weights^T: sums over the keys that each lane sees, from +0 or onto what is there. */
+INLINE void panel_sums(float *out, const float *rows, ptrdiff_t stride, const float *weights, ptrdiff_t weights_row,
+                       const attention_panel *panel, ptrdiff_t n) {
+    product sums = {.out = out, .out_row = LANES, .a = rows, .a_step = stride, .b = weights, .b_row = weights_row,
+                    .end = panel->plain, .sees = panel->sees};
+    product_all(BY_COLUMNS, &sums, n, panel->vectors);
+    sums.begin = panel->plain, sums.end = panel->end, sums.onto = 1;
+    if (sums.begin < sums.end) product_all(MASKED, &sums, n, panel->vectors);
+}
+
+/* ------------------------------------------------------------------------------------------ rows, a set for each */
+/* out (r, vectors) as in `w`, from +0, by rows: row i adds only the terms of seen[i]. */
+INLINE void product_of_sets(product w, const term_set *seen, int r, ptrdiff_t vectors) {
     term_set all = seen[0], any = seen[0];
-    for (int r = 1; r < n_rows; r++) all = both(all, seen[r]), any = either(any, seen[r]);
-    const term_set not_all = complement(all);
+    uint32_t sees[ATTENTION_BLOCK];
+    for (int i = 1; i < r; i++) all = both(all, seen[i]), any = either(any, seen[i]);
+    const term_set not_all = complement(all), none = complement(any);
     const ptrdiff_t end = terms_end(any);
-    memset(out, 0, sizeof(float) * (size_t)(width * n_rows));
-    for (ptrdiff_t i = 0, next; i < end; i = next) {
-        if ((next = next_member(not_all, i, end)) > i) {
-            sum_run_of(out, width, &w, i, next, n_rows);
-            continue;
-        }
-        next = next_member(all, i, end);
-        for (int r = 0; r < n_rows; r++) {
-            const term_set hidden = complement(seen[r]);
-            weighted_rows own = w;
-            own.c += r * w.c_row;
-            for (ptrdiff_t from = i, to; (from = next_member(seen[r], from, next)) < next; from = to) {
-                to = next_member(hidden, from, next);
-                sum_run(out + r * width, width, &own, from, to, 1);
+    w.onto = 0, w.sees = sees;
+    for (w.begin = next_member(any, 0, end); w.begin < end; w.begin = next_member(any, w.end, end)) {
+        if ((w.end = next_member(not_all, w.begin, end)) > w.begin) {
+            product_rows(BY_ROWS, r, &w, 0, vectors);
+        } else {
+            w.end = smaller(next_member(all, w.begin, end), next_member(none, w.begin, end));
+            for (ptrdiff_t p = w.begin; p < w.end; p++) {
+                sees[p] = 0;
+                for (int i = 0; i < r; i++) sees[p] |= (uint32_t)has_term(&seen[i], p) << i;
             }
+            product_rows(PICKED, r, &w, 0, vectors);
         }
+        w.onto = 1;
     }
-}
-
-/* Weights (rows, 128), and the same read down its columns: two functions, so that the strides are constants. */
-static void sum_by_rows(float *out, ptrdiff_t width, const float *c, const float *x, ptrdiff_t stride, ptrdiff_t hd,
-                        const term_set *seen, int n_rows) {
-    weighted_sum(out, width, (weighted_rows){c, ATTENTION_BLOCK, 1, x, stride, hd}, seen, n_rows);
-}
-static inline void sum_by_columns(float *out, ptrdiff_t width, const float *c, const float *x, ptrdiff_t stride,
-                                  ptrdiff_t hd, const term_set *seen, int n_rows) {
-    weighted_sum(out, width, (weighted_rows){c, 1, ATTENTION_BLOCK, x, stride, hd}, seen, n_rows);
+    if (!w.onto)
+        for (int i = 0; i < r; i++) memset(w.out + i * w.out_row, 0, sizeof(float) * 16 * (size_t)vectors);
 }
 #endif

@@ -3,6 +3,7 @@ Embedding: rows of a table, weight (V, D), looked up by ids (n).
 
     forward    y_i        = weight[ids_i]
     backward   dweight[v] = sum over all i with ids_i = v of dy_i, in ascending i
+    add_rows   weight[ids_i] += rows_i, ids different from each other
 
 Threads take tokens forward, columns backward: never tokens there, so that the order of the additions stays.
 */
@@ -29,5 +30,15 @@ void KERNEL_NAME(embedding_backward)(float *dweight, const float *dy, const int6
             const float *restrict from = dy + i * D;
             for (ptrdiff_t j = begin; j < end; j++) to[j] += from[j];
         }
+    })
+}
+
+void KERNEL_NAME(embedding_add_rows)(float *weight, const float *rows, const int64_t *ids, ptrdiff_t n, ptrdiff_t D,
+                                     int threads) {
+    CMHA_PARALLEL(threads, {
+        ptrdiff_t begin, end;
+        thread_share(n, 1, &begin, &end);
+        for (ptrdiff_t i = begin; i < end; i++)
+            for (ptrdiff_t j = 0; j < D; j++) weight[ids[i] * D + j] += rows[i * D + j];
     })
 }

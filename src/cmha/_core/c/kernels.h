@@ -100,6 +100,7 @@ KERNEL(layer_norm_backward, (float *dx, float *dgamma, float *dbeta, const float
 /* embedding.c: ids (n) into weight (V, D) */
 KERNEL(embedding_forward, (float *y, const float *weight, const int64_t *ids, ptrdiff_t n, ptrdiff_t D, int threads))
 KERNEL(embedding_backward, (float *dweight, const float *dy, const int64_t *ids, ptrdiff_t n, ptrdiff_t V, ptrdiff_t D, int threads))
+KERNEL(embedding_add_rows, (float *weight, const float *rows, const int64_t *ids, ptrdiff_t n, ptrdiff_t D, int threads))
 
 /* dropout.c: element i of the stream is element first + i: y = x / (1 - p) where the draw is >= p, else 0;
    backward is the same function of dy */
@@ -115,10 +116,12 @@ KERNEL(matmul_scratch, (ptrdiff_t *floats, ptrdiff_t M, ptrdiff_t N, ptrdiff_t K
    units of log 2; row_sum 0 = nothing visible. scratch: attention_scratch floats. weights (B, H, T, S), without dropout
    unless dropout_p > 0. */
 KERNEL(attention_forward, (const cmha_heads *y, float *row_max, float *row_sum, const cmha_heads *q, const cmha_heads *k, const cmha_heads *v, const cmha_attention *call, float *scratch, int threads))
+KERNEL(attention_scratch, (ptrdiff_t *floats, const cmha_attention *call, int threads))
+/* attention_weights.c: scratch as of the forward pass */
 KERNEL(attention_weights, (float *weights, const float *row_max, const float *row_sum, const cmha_heads *q, const cmha_heads *k, const cmha_attention *call, float *scratch, int threads))
 /* attention_backward.c: all of dq (B, H, T, hd), dk and dv (B, H_kv, S, hd) is overwritten */
 KERNEL(attention_backward, (const cmha_heads *dq, const cmha_heads *dk, const cmha_heads *dv, const cmha_heads *dy, const cmha_heads *y, const float *row_max, const float *row_sum, const cmha_heads *q, const cmha_heads *k, const cmha_heads *v, const cmha_attention *call, float *scratch, int threads))
-KERNEL(attention_scratch, (ptrdiff_t *floats, const cmha_attention *call, int backward, int threads))
+KERNEL(attention_backward_scratch, (ptrdiff_t *floats, const cmha_attention *call, int threads))
 
 /* adamw.c: one step of `count` parameters, gradients scaled by grad_scale first; correction1, 2 are 1 - beta^t */
 KERNEL(adamw, (const cmha_adamw_part *parts, ptrdiff_t count, double lr, double beta1, double beta2, double eps, double weight_decay, double correction1, double correction2, double grad_scale, int threads))

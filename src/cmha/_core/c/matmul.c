@@ -8,9 +8,12 @@ Order of the sum, the same for every shape, layout, thread count and instruction
     c[i, j] = +0, or what it was when `accumulate`;  c[i, j] += s  for every block, ascending;  c[i, j] += bias[j]
     c[i, j] += residual[i, j]
 
-Two ways through the data (the tile and packing are in gemm.h):
-    block_product   blocks of C, for matrices: BLIS's loops, named below
-    row_product     M = 1 and contiguous rows of b: streams them once, a strip of outputs stays in the L1 cache
+Ways through the data (the tile and packing are in gemm.h); with M = 1 memory is what takes time, so b is read once, in
+the order it lies:
+    block_product    blocks of C, for matrices: BLIS's loops, named below
+    row_product      M = 1 and contiguous rows of b: streams them, a strip of outputs stays in the L1 cache
+    split_rows       the same where several threads share it: each takes whole blocks of the sum, so whole rows of b
+    column_product   M = 1 and contiguous columns of b: 16 of them at a time, through register transposes
 */
 #include "gemm.h"
 #include "vmath.h"
@@ -18,7 +21,9 @@ Two ways through the data (the tile and packing are in gemm.h):
 #define MC 72                      /* rows of a packed block of A: MC * KC floats are 108 KB of L2 */
 #define NC (NV == 1 ? 192 : 672)   /* columns of a packed block of B: 288 KB of a 512 KB L2, 1 MB of 2 MB (AVX-512) */
 #define IN_PLACE 256               /* longest row that is read across where it lies: longer ones cost a page a row */
-#define ROW_STRIP 2048             /* columns of a strip when M = 1: 8 KB of L1 */
+#define ROW_STRIP 4096             /* M = 1: columns of a strip, 16 KB of L1 */
+#define FAR 4                      /* M = 1: blocks of the sum that are read at once, */
+#define FAR_COLUMNS 1536           /* up to so many columns: 24 KB of L1 for their sums */
 
 /* Floats of scratch for one thread: a block of B, a block of A. */
 static ptrdiff_t scratch_b(ptrdiff_t N, ptrdiff_t K) {
@@ -26,9 +31,13 @@ static ptrdiff_t scratch_b(ptrdiff_t N, ptrdiff_t K) {
 }
 static ptrdiff_t scratch_a(ptrdiff_t M, ptrdiff_t K) { return round_up(smaller(K, KC) * smaller(M, MC), 16); }
 
+static inline ptrdiff_t sum_blocks(ptrdiff_t K) { return (K + KC - 1) / KC; }
+
 void KERNEL_NAME(matmul_scratch)(ptrdiff_t *floats, ptrdiff_t M, ptrdiff_t N, ptrdiff_t K, int threads) {
     ptrdiff_t turned = N == 1 ? scratch_b(M, K) + scratch_a(1, K) : 0, straight = scratch_b(N, K) + scratch_a(M, K);
-    *floats = threads * (turned > straight ? turned : straight);
+    ptrdiff_t packed = threads * (turned > straight ? turned : straight);
+    ptrdiff_t sums = M == 1 || N == 1 ? sum_blocks(K) * M * N : 0; /* split_rows */
+    *floats = packed > sums ? packed : sums;
 }
 
 /* c (m, n), all sums and the bias done: the rest of `after`, whose matrices are moved to where c is. */
@@ -117,20 +126,95 @@ static void row_block(float *sum, const float *x, ptrdiff_t x_step, const float 
     }
 }
 
+/* The same for `count` whole blocks at once, sums `sum_row` apart: streams that are far apart in memory keep more reads
+   under way than neighbouring rows do. */
+INLINE void far_blocks(const int count, float *sum, ptrdiff_t sum_row, const float *x, ptrdiff_t x_step, const float *b,
+                       ptrdiff_t b_row, ptrdiff_t n) {
+    const ptrdiff_t whole = n / 16 * 16;
+    for (int t = 0; t < count; t++) memset(sum + t * sum_row, 0, sizeof(float) * (size_t)n);
+    for (ptrdiff_t p = 0; p < KC; p++) {
+        v16 number[FAR];
+        const float *row = b + p * b_row;
+        for (int t = 0; t < count; t++) number[t] = v_set1(x[(p + t * KC) * x_step]);
+        for (ptrdiff_t j = 0; j < whole; j += 16)
+#pragma GCC unroll 4
+            for (int t = 0; t < count; t++) {
+                float *s = sum + t * sum_row + j;
+                v_store(s, v_fma(number[t], v_load(row + t * KC * b_row + j), v_load(s)));
+            }
+        for (int t = 0; t < count && whole < n; t++) {
+            float *s = sum + t * sum_row + whole;
+            const int left = (int)(n - whole);
+            v_store_n(s, v_fma(number[t], v_load_n(row + t * KC * b_row + whole, left), v_load_n(s, left)), left);
+        }
+    }
+}
+
+/* sum (count, n), sum_row apart: `count` blocks of x (K) @ b (K, n) from k0 on. */
+static void row_blocks(float *sum, ptrdiff_t sum_row, const float *x, ptrdiff_t x_step, const float *b, ptrdiff_t b_row,
+                       ptrdiff_t k0, ptrdiff_t count, ptrdiff_t K, ptrdiff_t n) {
+    for (ptrdiff_t done = 0, step; done < count; done += step, k0 += step * KC, sum += step * sum_row) {
+        const float *x0 = x + k0 * x_step, *b0 = b + k0 * b_row;
+        step = n <= FAR_COLUMNS ? smaller(smaller(FAR, count - done), (K - k0) / KC) : 1;
+        switch (step) {
+        case 4: far_blocks(4, sum, sum_row, x0, x_step, b0, b_row, n); break;
+        case 3: far_blocks(3, sum, sum_row, x0, x_step, b0, b_row, n); break;
+        case 2: far_blocks(2, sum, sum_row, x0, x_step, b0, b_row, n); break;
+        default: row_block(sum, x0, x_step, b0, b_row, smaller(KC, K - k0), n), step = 1;
+        }
+    }
+}
+
 /* c (1, n) = a (1, K) @ b (K, n) with b.col = 1, as one thread does it. */
 static void row_product(float *c, view a, view b, const cmha_epilogue *after, ptrdiff_t n, ptrdiff_t K,
                         int accumulate) {
-    float sum[ROW_STRIP];
-    for (ptrdiff_t j0 = 0; j0 < n; j0 += ROW_STRIP) {
-        const ptrdiff_t columns = smaller(ROW_STRIP, n - j0);
-        for (ptrdiff_t k0 = 0; k0 < K; k0 += KC) {
-            row_block(sum, a.data + k0 * a.col, a.col, b.data + k0 * b.row + j0, b.row, smaller(KC, K - k0), columns);
-            for (ptrdiff_t j = 0; j < columns; j++) c[j0 + j] = (accumulate || k0 ? c[j0 + j] : 0.0f) + sum[j];
+    float sum[FAR * FAR_COLUMNS];
+    const ptrdiff_t strip = n <= FAR_COLUMNS ? FAR_COLUMNS : ROW_STRIP, blocks = sum_blocks(K);
+    const ptrdiff_t together = n <= FAR_COLUMNS ? FAR : 1;
+    for (ptrdiff_t j0 = 0; j0 < n; j0 += strip) {
+        const ptrdiff_t columns = smaller(strip, n - j0);
+        for (ptrdiff_t done = 0; done < blocks; done += together) {
+            const ptrdiff_t count = smaller(together, blocks - done);
+            row_blocks(sum, columns, a.data, a.col, b.data + j0, b.row, done * KC, count, K, columns);
+            for (ptrdiff_t t = 0; t < count; t++)
+                for (ptrdiff_t j = 0; j < columns; j++)
+                    c[j0 + j] = (accumulate || done + t ? c[j0 + j] : 0.0f) + sum[t * columns + j];
         }
         const cmha_epilogue here = moved(after, j0, j0);
         for (ptrdiff_t j = 0; here.bias && j < columns; j++) c[j0 + j] += here.bias[j];
         finish_rows(c + j0, 0, &here, 1, columns);
     }
+}
+
+/* c (1, n) = a (1, K) @ b (K, n) with b.row = 1, n = 16 * apart, as one thread does it. Lane l has column l * apart + j:
+   16 streams far apart, each through its part of b in the order it lies. */
+static void column_product(float *c, view a, view b, const cmha_epilogue *after, ptrdiff_t apart, ptrdiff_t K,
+                           int accumulate) {
+    float square[16 * 16];
+    for (ptrdiff_t j = 0; j < apart; j++) {
+        const float *columns = b.data + j * b.col;
+        for (ptrdiff_t k0 = 0; k0 < K; k0 += KC) {
+            const ptrdiff_t end = smaller(K, k0 + KC);
+            ptrdiff_t p = k0;
+            v16 sum = v_zero();
+            for (; p + 16 <= end; p += 16) {
+                v_transpose(square, 16, columns + p, apart * b.col);
+#pragma GCC unroll 16
+                for (int i = 0; i < 16; i++) sum = v_fma(v_set1(a.data[(p + i) * a.col]), v_load(square + 16 * i), sum);
+            }
+            for (; p < end; p++) {
+                for (int l = 0; l < 16; l++) square[l] = columns[l * apart * b.col + p];
+                sum = v_fma(v_set1(a.data[p * a.col]), v_load(square), sum);
+            }
+            v_store(square, sum);
+            for (int l = 0; l < 16; l++) {
+                float *y = c + l * apart + j;
+                *y = (accumulate || k0 ? *y : 0.0f) + square[l];
+            }
+        }
+    }
+    for (ptrdiff_t j = 0; after->bias && j < 16 * apart; j++) c[j] += after->bias[j];
+    finish_rows(c, 0, after, 1, 16 * apart);
 }
 
 /* K = 0: no block is added. */
@@ -153,7 +237,8 @@ typedef struct {
 
 static void plan(job *w, int threads) {
     /* few rows and b transposed: a panel is packed and used up while it is in L1 */
-    const ptrdiff_t widest = w->M == 1 && w->b->col == 1 ? ROW_STRIP : w->M <= MR && w->b->col != 1 ? NR : NC;
+    const ptrdiff_t widest = w->M == 1 && w->b->col == 1 ? ROW_STRIP : w->M == 1 && w->b->row == 1 ? w->N
+                             : w->M <= MR && w->b->col != 1 ? NR : NC;
     w->m_tiles = (w->M + MR - 1) / MR;
     w->n_blocks = (w->N + widest - 1) / widest;
     if (threads > 1) { /* at least a tile for every thread */
@@ -184,9 +269,45 @@ static void run_share(const job *w) {
             }
         else if (w->M == 1 && b.col == 1 && n >= 16)
             row_product(c, a, b, &after, n, w->K, w->accumulate);
-        else
+        else if (w->M == 1 && b.row == 1) {
+            const ptrdiff_t whole = n / 16 * 16;
+            const cmha_epilogue rest = moved(&after, whole, whole);
+            column_product(c, a, b, &after, n / 16, w->K, w->accumulate);
+            b.data += whole * b.col;
+            if (whole < n)
+                block_product(c + whole, 0, a, b, &rest, 1, n - whole, w->K, w->accumulate, packed_b, packed_b + size_b);
+        } else
             block_product(c, w->c->row, a, b, &after, m, n, w->K, w->accumulate, packed_b, packed_b + size_b);
     }
+}
+
+/* M = 1, contiguous rows of b, several threads: a task is one block of the sum on one strip of columns, and as few strips
+   as give every thread as many tasks. The blocks are added afterwards, in order. */
+static void split_rows(const job *w, int threads) {
+    const ptrdiff_t blocks = sum_blocks(w->K), N = w->N;
+    const float *a = w->a->data + w->a->offsets[0], *b = w->b->data + w->b->offsets[0];
+    float *c = w->c->data + w->c->offsets[0];
+    ptrdiff_t strips = 1;
+    while (blocks * strips % threads || N > strips * ROW_STRIP) strips++;
+    const ptrdiff_t width = round_up((N + strips - 1) / strips, 16);
+    CMHA_PARALLEL(threads, {
+        ptrdiff_t begin, end;
+        thread_share(blocks * strips, 1, &begin, &end);
+        for (ptrdiff_t t = begin, count; t < end; t += count) {
+            ptrdiff_t block = t % blocks, j = t / blocks * width;
+            count = smaller(end - t, blocks - block);
+            if (j < N)
+                row_blocks(w->scratch + block * N + j, N, a, w->a->col, b + j, w->b->row, block * KC, count, w->K,
+                           smaller(width, N - j));
+        }
+    })
+    for (ptrdiff_t j = 0; j < N; j++) {
+        float sum = w->accumulate ? c[j] : 0.0f;
+        for (ptrdiff_t k = 0; k < blocks; k++) sum += w->scratch[k * N + j];
+        c[j] = w->after->bias ? sum + w->after->bias[j] : sum;
+    }
+    const cmha_epilogue after = moved(w->after, c - w->c->data, 0);
+    finish_rows(c, 0, &after, 1, N);
 }
 
 void KERNEL_NAME(matmul)(const cmha_matrix *c, const cmha_matrix *a, const cmha_matrix *b, const cmha_epilogue *after,
@@ -198,6 +319,10 @@ void KERNEL_NAME(matmul)(const cmha_matrix *c, const cmha_matrix *a, const cmha_
     cmha_matrix a_turned = {b->data, b->offsets, b->col, b->row}, b_turned = {a->data, a->offsets, a->col, a->row};
     const int turned = N == 1 && M > 1 && c->row == 1 && !after; /* one column is the row of the transposed product */
     if (turned) w.a = &a_turned, w.b = &b_turned, w.M = 1, w.N = M;
+    if (w.M == 1 && batch == 1 && w.b->col == 1 && threads > 1 && K > KC && w.N >= 16 * threads) {
+        split_rows(&w, threads);
+        return;
+    }
     plan(&w, threads);
     CMHA_PARALLEL(threads, { run_share(&w); })
 }

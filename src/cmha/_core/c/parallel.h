@@ -40,6 +40,9 @@ static inline int scratch_number(void) { return 0; }
 static inline int threads_available(void) { return 0; }
 #endif
 
+/* The next of items 0, 1, ... for whichever part comes first; `taken`, 0 before the block, is what all parts share. */
+static inline ptrdiff_t take_item(ptrdiff_t *taken) { return __atomic_fetch_add(taken, 1, __ATOMIC_RELAXED); }
+
 /* This part of `n` items, cut at multiples of `unit`. */
 static inline void thread_share(ptrdiff_t n, ptrdiff_t unit, ptrdiff_t *begin, ptrdiff_t *end) {
     ptrdiff_t units = (n + unit - 1) / unit, count = thread_count(), number = thread_number();

@@ -268,9 +268,9 @@ INLINE void v_transpose_8(float *to, ptrdiff_t to_row, const float *from, ptrdif
     __m256 a[8], b[8];
 #pragma GCC unroll 4
     for (int i = 0; i < 4; i++) { /* rows i and i + 4 side by side, so that all else stays inside halves */
-        __m256 low = _mm256_loadu_ps(from + i * from_row), high = _mm256_loadu_ps(from + (i + 4) * from_row);
-        a[i] = _mm256_permute2f128_ps(low, high, 0x20);
-        a[i + 4] = _mm256_permute2f128_ps(low, high, 0x31);
+        const float *low = from + i * from_row, *high = from + (i + 4) * from_row; /* a load and an insert: no shuffle */
+        a[i] = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(low)), _mm_loadu_ps(high), 1);
+        a[i + 4] = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(low + 4)), _mm_loadu_ps(high + 4), 1);
     }
 #pragma GCC unroll 2
     for (int i = 0; i < 8; i += 4) {

@@ -1,0 +1,135 @@
+/*
+The five products of attention, one register tile. Every output is one fma chain over the terms p, ascending:
+
+    out (m, n) = start + a (m, p) @ b (p, n)        terms p of begin .. end - 1; start = +0, or what is in out
+
+    BY_ROWS      a[i * a_step + p]     scores: a = keys,      b = q^T         dv, dk: a = weights^T, b = dy, q
+    BY_COLUMNS   a[p * a_step + i]     y^T:    a = values^T,  b = weights^T   dq^T:   a = keys^T,    b = ds^T
+    MASKED       BY_COLUMNS, and column c takes term p only where bit c of sees[p] is set
+    PICKED       BY_ROWS, and row i takes term p only where bit i of sees[p] is set
+
+Rows of b and out are whole vectors (their owners pad them), a is read one number at a time. Nothing is packed for a
+tile, nothing but the order of terms decides an output's bits. Tiles as in matmul (gemm.h).
+*/
+#ifndef CMHA_ATTENTION_PRODUCT_H
+#define CMHA_ATTENTION_PRODUCT_H
+
+#include "simd.h"
+
+#define PRODUCT_ROWS V_TILE_ROWS /* ROWS x VECTORS accumulators fill the registers */
+#define PRODUCT_VECTORS (V_TILE_VECTORS > 1 ? 2 : 1)
+
+enum { BY_ROWS, BY_COLUMNS, MASKED, PICKED };
+
+typedef struct {
+    float *out;
+    ptrdiff_t out_row;
+    const float *a;
+    ptrdiff_t a_step;
+    const float *b;
+    ptrdiff_t b_row;
+    ptrdiff_t begin, end;
+    int onto;               /* start from what is in out; else from +0 */
+    const uint32_t *sees;   /* MASKED, PICKED: of each term */
+} product;
+
+/* Rows row .. row + r - 1 and v vectors of columns from `column` on. r, v and how are constants where this is inlined,
+   so `sum` is registers. */
+INLINE void product_tile(const int r, const int v, const int how, const product *w, ptrdiff_t row, ptrdiff_t column) {
+    v16 sum[PRODUCT_ROWS][4];
+    float *out = w->out + row * w->out_row + column;
+    const ptrdiff_t out_row = w->out_row, a_step = w->a_step, b_row = w->b_row, end = w->end;
+    const int by_rows = how == BY_ROWS || how == PICKED;
+    const float *a = w->a + (by_rows ? row * a_step : row), *b = w->b + column;
+#pragma GCC unroll 8
+    for (int i = 0; i < r; i++)
+#pragma GCC unroll 4
+        for (int x = 0; x < v; x++) sum[i][x] = w->onto ? v_load(out + i * out_row + 16 * x) : v_zero();
+#pragma GCC unroll 4
+    for (ptrdiff_t p = w->begin; p < end; p++) {
+        v16 term[4];
+#pragma GCC unroll 4
+        for (int x = 0; x < v; x++) term[x] = v_load(b + p * b_row + 16 * x);
+#pragma GCC unroll 8
+        for (int i = 0; i < r; i++) {
+            const v16 number = v_set1(by_rows ? a[i * a_step + p] : a[p * a_step + i]);
+#pragma GCC unroll 4
+            for (int x = 0; x < v; x++) {
+                const v16 next = v_fma(number, term[x], sum[i][x]);
+                if (how == MASKED || how == PICKED) {
+                    const unsigned bits = how == MASKED ? w->sees[p] >> (column + 16 * x) : 0u - (w->sees[p] >> i & 1);
+                    sum[i][x] = v_select(m_from_bits(bits & 0xffffu), next, sum[i][x]);
+                } else {
+                    sum[i][x] = next;
+                }
+            }
+        }
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < r; i++)
+#pragma GCC unroll 4
+        for (int x = 0; x < v; x++) v_store(out + i * out_row + 16 * x, sum[i][x]);
+}
+
+/* r rows, `vectors` vectors of columns; few rows take more vectors at a time, so that there are chains enough to fill
+   the time an fma takes. */
+INLINE void product_across(const int r, const int how, const product *w, ptrdiff_t row, ptrdiff_t vectors) {
+    const int wide = how == MASKED || how == PICKED ? 1 : r == 1 ? 4 : r <= 3 ? 2 : PRODUCT_VECTORS;
+    ptrdiff_t x = 0;
+    for (; x + wide <= vectors; x += wide) product_tile(r, wide, how, w, row, 16 * x);
+    if (wide > 1)
+        for (; x < vectors; x++) product_tile(r, 1, how, w, row, 16 * x);
+}
+
+/* One function for every height, so that each has its accumulators in registers. */
+#define HEIGHT(r) \
+    static __attribute__((noinline, unused)) void product_by_rows_##r(const product *w, ptrdiff_t row, ptrdiff_t vectors) { \
+        product_across(r, BY_ROWS, w, row, vectors); \
+    } \
+    static __attribute__((noinline, unused)) void product_by_columns_##r(const product *w, ptrdiff_t row, ptrdiff_t vectors) { \
+        product_across(r, BY_COLUMNS, w, row, vectors); \
+    } \
+    static __attribute__((noinline, unused)) void product_masked_##r(const product *w, ptrdiff_t row, ptrdiff_t vectors) { \
+        product_across(r, MASKED, w, row, vectors); \
+    } \
+    static __attribute__((noinline, unused)) void product_picked_##r(const product *w, ptrdiff_t row, ptrdiff_t vectors) { \
+        product_across(r, PICKED, w, row, vectors); \
+    }
+HEIGHT(1) HEIGHT(2) HEIGHT(3) HEIGHT(4)
+#if PRODUCT_ROWS > 4
+HEIGHT(5) HEIGHT(6)
+#endif
+#if PRODUCT_ROWS > 6
+HEIGHT(7) HEIGHT(8)
+#endif
+#undef HEIGHT
+
+#define HEIGHTS(name) {name##1, name##2, name##3, name##4, HEIGHTS_6(name) HEIGHTS_8(name)}
+#if PRODUCT_ROWS > 4
+#define HEIGHTS_6(name) name##5, name##6,
+#else
+#define HEIGHTS_6(name)
+#endif
+#if PRODUCT_ROWS > 6
+#define HEIGHTS_8(name) name##7, name##8,
+#else
+#define HEIGHTS_8(name)
+#endif
+
+/* r rows from `row` on; `how` is a constant, so that a file compiles only what it uses. */
+INLINE void product_rows(const int how, int r, const product *w, ptrdiff_t row, ptrdiff_t vectors) {
+    typedef void (*of_height)(const product *, ptrdiff_t, ptrdiff_t);
+    static const of_height by_rows[] = HEIGHTS(product_by_rows_), by_columns[] = HEIGHTS(product_by_columns_),
+                           masked[] = HEIGHTS(product_masked_), picked[] = HEIGHTS(product_picked_);
+    (how == BY_ROWS ? by_rows : how == BY_COLUMNS ? by_columns : how == MASKED ? masked : picked)[r - 1](w, row, vectors);
+}
+
+/* Rows of the next tile of `left` rows; the last two tiles share what is left, as a tile of one row is slow. */
+INLINE ptrdiff_t product_height(ptrdiff_t left) {
+    return left >= 2 * PRODUCT_ROWS ? PRODUCT_ROWS : left > PRODUCT_ROWS ? (left + 1) / 2 : left;
+}
+
+INLINE void product_all(const int how, const product *w, ptrdiff_t m, ptrdiff_t vectors) {
+    for (ptrdiff_t i = 0, r; i < m; i += r) product_rows(how, (int)(r = product_height(m - i)), w, i, vectors);
+}
+#endif

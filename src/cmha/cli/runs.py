@@ -1,0 +1,78 @@
+"""Where a run goes: a folder named or numbered, made, and removed where nothing came of it; and what --resume finds."""
+
+import os
+import shutil
+
+from cmha.cli.options import UsageError
+from cmha.errors import message, quote_path
+
+
+def claim(out):
+    """(the run's folder, the folders made for it, innermost first); without --out the next number in runs/."""
+    if out is not None:
+        return out, _make_folders(out)
+    made = _make_folders("runs")
+    number = max(_numbers(), default=0)
+    while True:
+        number += 1
+        folder = os.path.join("runs", f"{number:03d}")
+        try:
+            os.mkdir(folder)
+            return folder, [folder, *made]
+        except FileExistsError:  # another run took it just now
+            continue
+
+
+def _numbers():
+    return [int(name) for name in os.listdir("runs") if name.isascii() and name.isdigit()]
+
+
+def _make_folders(path):
+    made, at = [], os.path.abspath(path)
+    while not os.path.lexists(at):
+        made.append(at)
+        at = os.path.dirname(at)
+    os.makedirs(path, exist_ok=True)
+    return made
+
+
+def remove(folder, made, begun):
+    """A run that ends before its first save, or in it, leaves nothing behind: no number taken, no --out blocked."""
+    from cmha.train.run_folder import RUN_FILES
+
+    for name in RUN_FILES if begun else ():  # none was there when the run began
+        path = os.path.join(folder, name)
+        if os.path.isdir(path):
+            shutil.rmtree(path, ignore_errors=True)
+        elif os.path.lexists(path):
+            os.unlink(path)
+    for path in made:
+        try:
+            os.rmdir(path)
+        except OSError:  # somebody else's files are in it
+            break
+
+
+def find(resume, out, say):
+    """(checkpoint or None, the folder to go on in or None) for --resume ("" without a path) and --out."""
+    from cmha.train.checkpoint import Checkpoint, checkpoints, newest
+
+    if resume is None:
+        return None, out
+    if resume:
+        if out is not None:
+            raise UsageError("--out does not go with --resume=PATH, whose run goes on in its own folder")
+        if not os.path.isdir(resume):
+            return Checkpoint.read(resume), None
+        found = checkpoints(resume)
+        if not found:
+            raise ValueError(message("resume", "a run must hold a checkpoint", f"none in {quote_path(resume)}"))
+        return Checkpoint.read(found[-1][1]), resume
+    if out is None and os.path.isdir("runs") and _numbers():
+        last = max(_numbers())
+        out = next(path for name in sorted(os.listdir("runs")) if name.isdigit() and int(name) == last
+                   for path in [os.path.join("runs", name)])  # fmt: skip
+    checkpoint, damaged = (None, []) if out is None else newest(out)
+    for error in damaged:
+        say(f"cmha: warning: {error}; going on from {quote_path(checkpoint.path)}")
+    return checkpoint, out

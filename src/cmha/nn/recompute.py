@@ -1,0 +1,35 @@
+"""Activation checkpointing (Chen et al. 2016): a module's inside is not kept for the backward pass but made again.
+
+Memory goes from the sum of all modules' activations to their inputs and one module's inside, for one more forward pass.
+The second pass has the same input, the same parameters and the same dropout draws, so its bits are those of the first.
+"""
+
+from cmha import random
+from cmha.autograd import backward, grad_enabled, no_grad
+from cmha.tensor import Tensor, make
+
+
+def recompute(module, x):
+    """module(x) for one tensor in and one out; every gradient has the bits that module(x) itself would give."""
+    parameters = module.parameters()
+    start = random.position()
+
+    def checkpoint(x, *_):  # an op: its arguments are x and the parameters, so their gradients are its own
+        with no_grad():
+            y = module(Tensor(x)).data
+
+        def vjp(dy):
+            inside = Tensor(x, requires_grad=True)
+            after = random.position()
+            random.rewind(start)
+            try:
+                with grad_enabled():
+                    out = module(inside)
+            finally:
+                random.rewind(after)
+            gradients = dict(backward(out._node, dy))
+            return tuple(gradients.get(tensor) for tensor in (inside, *parameters))
+
+        return y, vjp
+
+    return make(checkpoint, x, *parameters)

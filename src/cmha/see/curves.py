@@ -1,0 +1,122 @@
+"""Loss curves of runs, from their log.jsonl: as a picture through matplotlib, or as text for any terminal.
+
+    read_curves   folder of a run -> Curves
+    draw_text     letters and marks only, so that pipes, NO_COLOR and a locale without Unicode change nothing
+    draw_file     .png or .svg
+"""
+
+import io
+import json
+import math
+import os
+import warnings
+from dataclasses import dataclass
+
+from cmha.errors import CheckpointError, message, quote_path
+from cmha.files import read_text, write_atomically
+
+MARKS = "*o+x#@%&"
+LEAST_COLUMNS, ROWS = 20, 16  # of the plane
+DOTS = 160  # per inch, of a .png
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Of one run: name, and the points (step, loss) of training and validation, in order of steps."""
+
+    name: str
+    training: list
+    validation: list
+
+
+def read_curves(folder):
+    """The Curves of a run. A line that a killed process left half written, at the end, is no error; others are."""
+    path = os.path.join(folder, "log.jsonl")
+    lines = read_text(path).split("\n")
+    training, validation = {}, {}
+    for number, line in enumerate(lines[:-1], 1):  # what stands behind the last line break is not whole
+        try:
+            row = json.loads(line)
+            step, loss, val_loss = row["step"], row["loss"], row.get("val_loss")
+            if not all(math.isfinite(x) for x in (step, loss, val_loss or 0.0)):
+                raise ValueError
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
+            rule = "a line of log.jsonl must hold step and loss"
+            raise CheckpointError(message("plot", rule, f"line {number} of {quote_path(path)}")) from None
+        training[step] = loss
+        if val_loss is not None:
+            validation[step] = val_loss
+    if not training:
+        raise CheckpointError(message("plot", "log.jsonl must hold a line", f"none in {quote_path(path)}"))
+    return Curves(os.path.normpath(folder), sorted(training.items()), sorted(validation.items()))
+
+
+def chosen_lines(runs):
+    """[(label, points)]: both curves of a single run; of several the validation, where there is one, to compare."""
+    if len(runs) == 1:
+        lines = [("training", runs[0].training), ("validation", runs[0].validation)]
+        return [(label, points) for label, points in lines if points]
+    return [(run.name, run.validation) if run.validation else (f"{run.name} (training)", run.training) for run in runs]
+
+
+def draw_text(runs, columns):
+    """The curves as lines of at most `columns` characters (but no plane is narrower than 20), then a legend."""
+    lines = chosen_lines(runs)
+    steps = [step for _, points in lines for step, _ in points]
+    losses = [loss for _, points in lines for _, loss in points]
+    (left, right), (low, high) = (min(steps), max(steps)), (min(losses), max(losses))
+    width = max(LEAST_COLUMNS, columns - 9)
+    plane = [[" "] * width for _ in range(ROWS)]
+    for number, (_, points) in enumerate(lines):
+        before = None
+        for column in range(width):
+            at = left + (right - left) * column / (width - 1)
+            if not points[0][0] <= at <= points[-1][0]:
+                continue
+            row = round((high - _value(points, at)) / ((high - low) or 1.0) * (ROWS - 1))
+            start = row if before is None or before == row else before + (1 if row > before else -1)
+            for between in range(min(start, row), max(start, row) + 1):  # a steep piece has no holes
+                plane[between][column] = MARKS[number % len(MARKS)]
+            before = row
+    out = []
+    for row, cells in enumerate(plane):
+        label = f"{high - (high - low) * row / (ROWS - 1):7.3f}" if row % 5 == 0 else ""
+        out.append(f"{label:7} |{''.join(cells)}".rstrip())
+    out.append(f"{'':7} +{'-' * width}")
+    first = f"step {left}"
+    out.append(f"{'':9}{first}{right:>{width - len(first)}}")
+    for number, (label, points) in enumerate(lines):
+        step, best = min(points, key=lambda point: point[1])
+        out.append(f"{MARKS[number % len(MARKS)]} {label}: last {points[-1][1]:.4f}, lowest {best:.4f} at step {step}")
+    return "\n".join(out)
+
+
+def _value(points, at):
+    """The loss at this step, on a straight line between the two points around it."""
+    for (a, low), (b, high) in zip(points, points[1:], strict=False):
+        if a <= at <= b:
+            return low + (high - low) * (at - a) / (b - a)
+    return points[0][1]  # there is only one
+
+
+def draw_file(runs, path):
+    """Writes the curves as a picture; the name's ending says which kind."""
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ImportError(message("plot", "a picture needs matplotlib", hint="pip install 'cmha[plot]'")) from None
+    # A folder's name is no formula, and equal runs give equal files.
+    with matplotlib.rc_context({"text.parse_math": False, "svg.hashsalt": "cmha"}), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a name may hold letters that the font has not
+        figure = Figure(figsize=(8, 5), layout="constrained")
+        kind_of_loss = "loss" if len(runs) == 1 else "validation loss"
+        axes = figure.add_subplot(xlabel="step", ylabel=f"{kind_of_loss} (nats per token)")
+        for label, points in chosen_lines(runs):
+            axes.plot(*zip(*points, strict=True), label=label, marker="o" if len(points) < 30 else None, markersize=3)
+        axes.grid(alpha=0.3)
+        axes.legend(title=runs[0].name if len(runs) == 1 else None)
+        picture, kind = io.BytesIO(), os.path.splitext(path)[1][1:].lower()
+        metadata = {"svg": {"Date": None}, "png": {"Software": None}}[kind]
+        figure.savefig(picture, format=kind, dpi=DOTS, metadata=metadata)
+    write_atomically(path, lambda file: file.write(picture.getbuffer()))

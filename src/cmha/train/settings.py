@@ -1,0 +1,114 @@
+"""What a run does, in numbers: TrainSettings, and which of them a preset of the model brings along."""
+
+from dataclasses import dataclass, replace
+
+from cmha.errors import check_flag, check_integer, check_number, message, quote
+from cmha.train.schedule import constant_schedule, cosine_schedule, wsd_schedule
+
+SCHEDULES = ("cosine", "constant", "wsd")
+MAY_CHANGE = ("steps", "eval_interval", "sample_interval", "checkpoint_activations")  # when a run is resumed
+
+# The defaults below suit tiny; the other presets of GPTConfig.
+PRESETS = {
+    "tiny": {},
+    "char": {"steps": 2000, "batch_size": 12},
+    "baby": {"batch_size": 64, "lr": 1e-3},
+    "gpt2": {"lr": 6e-4, "micro_batch_size": 1},
+}
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """Each value is checked here. None stands for what follows from the others:
+
+    micro_batch_size    batch_size: windows that go through the model at a time, the last of them may be fewer
+    min_lr              lr / 10
+    warmup_steps        100, or a tenth of a short run
+    decay_steps         a fifth of the steps (schedule "wsd" only)
+    sample_interval     no samples on the way
+    """
+
+    steps: int = 5000
+    batch_size: int = 8
+    micro_batch_size: int | None = None
+    lr: float = 3e-3
+    min_lr: float | None = None
+    schedule: str = "cosine"
+    warmup_steps: int | None = None
+    decay_steps: int | None = None
+    weight_decay: float = 0.1
+    betas: tuple = (0.9, 0.99)
+    grad_clip: float = 1.0
+    eval_interval: int = 500
+    sample_interval: int | None = None
+    seed: int = 0
+    overfit_one_batch: bool = False
+    checkpoint_activations: bool = False
+
+    def __post_init__(self):
+        def integer(name, least):
+            check_integer("train", name, getattr(self, name), least, 2**63 - 1)
+
+        for name, least in {"steps": 1, "batch_size": 1, "eval_interval": 1, "seed": 0}.items():
+            integer(name, least)
+        for name in ("lr", "grad_clip"):
+            check_number("train", name, getattr(self, name), lambda x: x > 0, "a finite number above 0")
+        if self.schedule not in SCHEDULES:
+            raise ValueError(message("train", f"schedule must be one of {', '.join(SCHEDULES)}", quote(self.schedule)))
+        self._derive(micro_batch_size=self.batch_size, min_lr=self.lr / 10, warmup_steps=min(100, self.steps // 10))
+        if self.schedule == "wsd":
+            self._derive(decay_steps=min(-(-self.steps // 5), self.steps - min(self.warmup_steps, self.steps)))
+        for name in ("min_lr", "weight_decay"):
+            check_number("train", name, getattr(self, name), lambda x: x >= 0, "a finite number of at least 0")
+        for name, least in {"micro_batch_size": 1, "warmup_steps": 0, "decay_steps": 0, "sample_interval": 1}.items():
+            if getattr(self, name) is not None:
+                integer(name, least)
+        for name in ("overfit_one_batch", "checkpoint_activations"):
+            check_flag("train", name, getattr(self, name))
+        object.__setattr__(self, "betas", tuple(self.betas))
+        self._check_together()
+
+    def _derive(self, **values):
+        for name, value in values.items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
+
+    def _check_together(self):
+        def refuse(rule, *names):
+            raise ValueError(message("train", rule, ", ".join(f"{name}={getattr(self, name)}" for name in names)))
+
+        if self.min_lr > self.lr:
+            refuse("min_lr must not be above lr", "min_lr", "lr")
+        if self.warmup_steps > self.steps:
+            refuse("warmup_steps must not be above steps", "warmup_steps", "steps")
+        if self.micro_batch_size > self.batch_size:
+            refuse("micro_batch_size must not be above batch_size", "micro_batch_size", "batch_size")
+        if self.schedule != "wsd" and self.decay_steps is not None:
+            refuse("decay_steps belong to schedule wsd", "decay_steps", "schedule")
+        if self.schedule == "wsd" and self.warmup_steps + self.decay_steps > self.steps:
+            refuse("warm-up and decay must fit in the steps", "warmup_steps", "decay_steps", "steps")
+
+    @classmethod
+    def preset(cls, name, **changes):
+        """The settings that go with GPTConfig.preset(name), with changes."""
+        if name not in PRESETS:
+            raise ValueError(message("train", f"preset must be one of {', '.join(PRESETS)}", quote(name)))
+        return cls(**{**PRESETS[name], **changes})
+
+    def change(self, **changes):
+        """A copy with changes; what followed from other values stays as it is."""
+        return replace(self, **changes)
+
+    @property
+    def micro_batches(self):
+        """Their number in a step."""
+        return -(-self.batch_size // self.micro_batch_size)
+
+    def rate(self, step):
+        """The learning rate of step 0, 1, 2, ..."""
+        if self.schedule == "constant":
+            return constant_schedule(step, max_lr=self.lr, warmup_steps=self.warmup_steps)
+        values = {"max_lr": self.lr, "min_lr": self.min_lr, "warmup_steps": self.warmup_steps}
+        if self.schedule == "cosine":
+            return cosine_schedule(step, **values, decay_steps=self.steps)
+        return wsd_schedule(step, **values, decay_steps=self.decay_steps, steps=self.steps)
