@@ -46,7 +46,7 @@ def run(tmp_path_factory):
 
 
 def test_labels_spell_out_what_would_hide():
-    assert token_labels(ByteTokenizer(), 'a "<\n\\'.encode()) == ["a", "\u2423", '"', "<", "\\n", "\\\\"]
+    assert token_labels(ByteTokenizer(), b'a "<\n\\') == ["a", "\u2423", '"', "<", "\\n", "\\\\"]
     assert token_labels(ByteTokenizer(), "\xe9".encode()) == ["\\xc3", "\\xa9"]  # each is half a character
     assert token_labels(CharTokenizer("\xe9\u202e\x1b"), [1, 2, 0]) == ["\xe9", "\\u202e", "\\x1b"]
     assert visible("the cat") == "the\u2423cat"
@@ -189,7 +189,7 @@ def test_figures_are_drawn_with_the_text_as_text(kind, heads, tokens, tmp_path):
     from cmha.see.figure import save_figure
 
     path = tmp_path / f"maps.{kind}"
-    save_figure(some_maps(heads, tokens, layers=1, text="$x^2$ \u4f60<"), str(path), kind)
+    save_figure(some_maps(heads, tokens, layers=1, text="$x^2$ \u4f60<"), str(path))
     data = path.read_bytes()
     assert data.startswith(b"\x89PNG") if kind == "png" else b"<svg" in data and data.count(b"layer 0, head") >= 1
     assert len(list(tmp_path.iterdir())) == 1

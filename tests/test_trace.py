@@ -55,7 +55,8 @@ def test_storage_is_what_the_arrays_say():
     copies = {"q_heads", "k_heads", "v_heads", "merged"}
     assert {name for name in t if storage[name] == "copy"} == copies
     assert storage["k"] == storage["v"] == "view"
-    assert all(storage[name] == "new" for name in ("c_q", "q", "scores", "masked_scores", "weights", "y_heads", "c_proj"))
+    new = ("c_q", "q", "scores", "masked_scores", "weights", "y_heads", "c_proj")
+    assert all(storage[name] == "new" for name in new)
     for name in t:
         row = t[name]
         assert row.shape == row.numpy().shape and row.bytes == row.numpy().nbytes == 4 * row.numpy().size
@@ -176,9 +177,8 @@ def test_memory_moves_where_the_numbers_say(B, T, H, hd):
             assert stage.in_memory.tolist() == before.in_memory.tolist()
         else:
             assert stage.in_memory.tolist() == stage.in_order.tolist()
-    assert [s.storage for s in stages] == [
-        "new", "view", "view", "view" if 1 in (B, T, H) else "copy", "new", "view", "view", "view" if 1 in (T, H, hd) else "copy",
-    ]  # fmt: skip
+    split, merge = ("view" if 1 in sizes else "copy" for sizes in ((B, T, H), (T, H, hd)))
+    assert [s.storage for s in stages] == ["new", "view", "view", split, "new", "view", "view", merge]
 
 
 def test_the_picture_draws_a_line_for_every_element_that_moves():

@@ -56,4 +56,4 @@ def run(args):
     else:
         from cmha.see.figure import save_figure
 
-        save_figure(maps, args.out, kind[1:])
+        save_figure(maps, args.out)
