@@ -240,10 +240,10 @@ def test_a_hostile_text_stays_text_in_the_browser(browser, run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "layers, heads, tokens",
-    [(1, 4, 1), (1, 4, 200), (12, 12, 9), *(pytest.param(12, 12, n, marks=pytest.mark.full) for n in (1, 200))],
+    "layers, heads, tokens, scheme",
+    [(1, 4, 1, "dark"), (1, 4, 200, "light"), (12, 12, 9, "dark"),
+     *(pytest.param(12, 12, n, s, marks=pytest.mark.full) for n in (1, 200) for s in ("light", "dark"))],
 )
-@pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_size_is_drawn(browser, tmp_path, layers, heads, tokens, scheme):
     path, maps = tmp_path / "maps.html", some_maps(heads, tokens, layers)
     path.write_text(page(maps), encoding="utf-8")

@@ -150,3 +150,22 @@ def test_a_whole_model_gives_the_weights_that_its_steps_have(layers):
     part = cmha.attention_weights(gpt, tokens, layers=[1], heads=[1], rows=(5, 6))[1]
     same_bits(part, cmha.attention_weights(gpt, tokens)[1][:, 1:2, 5:6])
     same_bits(gpt(tokens), before)
+
+
+def test_behind_a_cache_whose_rows_differ_in_length():
+    gpt, tokens = tiny(), ids(2, 8)
+
+    def started():
+        cache = gpt.new_cache(2)
+        gpt(tokens[:, :5], cache=cache)
+        cache.truncate([2, 4])
+        return cache
+
+    whole = cmha.attention_weights(gpt, tokens[:, :3], cache=started())
+    part = cmha.attention_weights(gpt, tokens[:, :3], heads=[1], rows=(1, 2), cache=started())
+    with cmha.trace(gpt) as t:
+        gpt(tokens[:, :3], cache=started())
+    for layer, weights in whole.items():
+        same_bits(part[layer], weights[:, 1:2, 1:2])
+        check(weights, t[f"blocks.{layer}.attn.weights"].numpy().reshape(2, 2, 3, 7).astype(np.float64), 1.0, 16)
+        assert (weights[0, :, 2, 5:] == 0).all() and (weights[1, :, 2] > 0).all()
