@@ -5,18 +5,17 @@ import time
 import numpy as np
 
 import cmha
-from cmha import GPT, AdamW, CharTokenizer, GPTConfig
-from cmha.text.corpora import default_text, encode_text, split
+from cmha import GPT, AdamW, GPTConfig
+from cmha.text.corpora import open_data
 
 BATCH_SIZE, MAX_LR = 8, 3e-3
 
 
 def learn(steps, **changes):
     """GPTConfig.tiny with `changes`, always seed 0: (parameters, training loss, validation loss, seconds)."""
-    text = default_text()
-    tokenizer = CharTokenizer(text)
-    config = GPTConfig.tiny(tokenizer.vocab_size, **changes)
-    training, validation = split(encode_text(tokenizer, text), config.block_size)
+    corpus = open_data([], "char", GPTConfig.tiny(**changes).block_size)
+    training, validation = corpus.training, corpus.validation
+    config = GPTConfig.tiny(corpus.tokenizer.vocab_size, **changes)
 
     cmha.manual_seed(0)
     gpt = GPT(config)

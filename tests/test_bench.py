@@ -136,6 +136,7 @@ def test_plot_without_matplotlib_names_the_extra(tmp_path):
     assert done.returncode and "cmha[plot]" in done.stderr.splitlines()[-1]
 
 
+@pytest.mark.full
 def test_growth_runs_and_counts(tmp_path):
     """Two points of each axis: attention's memory is linear in T, its time and everything else grows."""
     file = tmp_path / "growth.json"
