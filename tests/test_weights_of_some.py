@@ -113,6 +113,25 @@ def test_decoding_token_by_token_gives_the_rows_of_the_whole(fused):
                 check(one, array(whole).astype(np.float64)[:, 1:2, t : t + 1, : t + 1], 1.0, 16)
 
 
+def test_decoding_with_mask_key_padding_and_dropout_at_once():
+    mha, x, mask = make(dropout=0.4), cmha.tensor(normal(2, 7, 12)), normal(7, 7, seed=3) > -0.8
+    keys = np.array([[True] * 7, [True, False, True, True, True, True, False]])
+    state = {name: array(t).astype(np.float64) for name, t in mha.state_dict().items()}
+    options = {"mask": mask, "key_mask": keys, "is_causal": True}
+    _, expected = reference.multi_head_attention(state, array(x).astype(np.float64), 3, **options)
+
+    def decode(**wanted):
+        cmha.manual_seed(2)
+        cache = cmha.KVCache(2, 3, 4, 7)
+        for t in range(7):
+            seen = {"mask": mask[t : t + 1, : t + 1], "key_mask": keys[:, : t + 1], "is_causal": True}
+            yield mha(x[:, t : t + 1], cache=cache, **seen, **wanted)
+
+    for t, (y, (z, weights)) in enumerate(zip(decode(), decode(need_weights=[2, 0]), strict=True)):
+        same_bits(z, y)
+        check(weights, expected[:, [2, 0], t : t + 1, : t + 1], 1.0, 16)
+
+
 @pytest.mark.parametrize(
     "wanted, kind, text",
     [
