@@ -122,10 +122,11 @@ def test_decoding_with_mask_key_padding_and_dropout_at_once():
 
     def decode(**wanted):
         cmha.manual_seed(2)
-        cache = cmha.KVCache(2, 3, 4, 7)
+        cache, out = cmha.KVCache(2, 3, 4, 7), []
         for t in range(7):
             seen = {"mask": mask[t : t + 1, : t + 1], "key_mask": keys[:, : t + 1], "is_causal": True}
-            yield mha(x[:, t : t + 1], cache=cache, **seen, **wanted)
+            out.append(mha(x[:, t : t + 1], cache=cache, **seen, **wanted))
+        return out
 
     for t, (y, (z, weights)) in enumerate(zip(decode(), decode(need_weights=[2, 0]), strict=True)):
         same_bits(z, y)

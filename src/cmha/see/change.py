@@ -17,8 +17,8 @@ def heads_off(model, heads):
     """Inside, these heads add nothing: their columns of the merged y are zero before c_proj.
 
     heads: a list of head numbers for a MultiHeadAttention; for a GPT a dict {layer: list of heads}, both from 0. On the
-    fused path and the single steps alike, in training, with and without a cache. With checkpoint_activations, which runs
-    blocks again in the backward pass, backward belongs inside too.
+    fused path and the single steps alike, in training, with and without a cache. With checkpoint_activations, which
+    runs blocks again in the backward pass, backward belongs inside too.
     """
     layers = list(names.attentions("heads_off", model).values())
     if not isinstance(heads, dict):
