@@ -25,6 +25,8 @@ def blocks(document, language):
 def test_python_blocks_run(path, tmp_path, monkeypatch):
     """In order, in one namespace, as a reader would paste them."""
     monkeypatch.chdir(tmp_path)
+    if "cmha train --out runs/seen\n" in text(path):  # the model of the page, with fewer steps
+        assert cli.main(["train", "--out", "runs/seen", "--steps", "20"]) == 0
     namespace = {}
     for line, code in blocks(text(path), "python"):
         exec(compile("\n" * (line - 1) + code, path, "exec"), namespace)

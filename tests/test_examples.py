@@ -5,14 +5,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from cmha import GPT, CharTokenizer, GPTConfig
+from cmha.text.corpora import default_text
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SHORT = {"heads_4_to_8.py": ["12"], "without_c_proj.py": ["12"], "what_the_cache_saves.py": ["20"]}
 
 
-def run(name):
-    command = [sys.executable, "-W", "error", str(EXAMPLES / name), *SHORT.get(name, [])]
+def run(name, *arguments):
+    command = [sys.executable, "-W", "error", str(EXAMPLES / name), *SHORT.get(name, []), *arguments]
     result = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
@@ -65,6 +69,28 @@ def test_lesson_claims_hold():
         f"{layer}.{kind}" for layer in ("c_q", "c_k", "c_v", "c_proj") for kind in ("weight", "bias")
     ]
     assert all(float(distance) > 0 for _, distance, _ in moved)
+
+
+def test_the_head_that_looks_back_is_found(tmp_path):
+    """In a model whose layer 1, head 1 does so by construction."""
+    text = default_text()
+    tokenizer = CharTokenizer(text)
+    gpt = GPT(GPTConfig(tokenizer.vocab_size, 16, 2, 2, 32))
+    state = {name: np.array(tensor) for name, tensor in gpt.state_dict().items()}
+    state["wte.weight"] *= 0
+    state["wpe.weight"] = 5 * np.eye(16, 32, dtype=np.float32)
+    state["h.1.attn.c_q.weight"][:, 16:] = 20 * np.eye(32, 16, k=-1)  # the query of position t is that of key t - 1
+    state["h.1.attn.c_k.weight"][:, 16:] = 20 * np.eye(32, 16)
+    gpt.load_state_dict(state)
+    gpt.save_pretrained(str(tmp_path))
+    tokenizer.save(str(tmp_path))
+    output = run("previous_token_head.py", str(tmp_path))
+    assert "layer 1, head 1 looks at the token before" in output
+    rows = re.findall(r"^ +(\d) +(\d) +([\d.]+) +(\d+)% +([+-][\d.]+)$", output, re.MULTILINE)
+    assert len(rows) == 4
+    for layer, head, mean, largest, _ in rows:
+        assert (float(mean) > 0.95 and largest == "100") == ((layer, head) == ("1", "1"))
+    assert len(re.findall(r"^\S+ @|^\S+ *@$", output, re.MULTILINE)) >= 10  # the diagonal of the map
 
 
 def test_every_example_is_short_and_tested():

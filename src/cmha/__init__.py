@@ -29,6 +29,7 @@ from cmha.functional import (  # noqa: E402
 from cmha.gpt import GPT, GPTConfig  # noqa: E402
 from cmha.nn import KVCache, MultiHeadAttention  # noqa: E402
 from cmha.random import manual_seed  # noqa: E402
+from cmha.see import attention_weights, head_importance, heads_off, replace, trace  # noqa: E402
 from cmha.tensor import Tensor  # noqa: E402
 from cmha.text import BPETokenizer, ByteTokenizer, CharTokenizer  # noqa: E402
 from cmha.threads import (  # noqa: E402
@@ -43,11 +44,12 @@ from cmha.train import AdamW, clip_grad_norm_, cosine_schedule  # noqa: E402
 entry.after_imports()
 
 __all__ = [
-    "GPT", "AdamW", "BPETokenizer", "ByteTokenizer", "CharTokenizer", "CheckpointError", "GPTConfig", "KVCache",
-    "MultiHeadAttention", "Tensor", "arange", "cat", "clip_grad_norm_", "cosine_schedule", "cross_entropy",
-    "from_numpy", "full", "get_num_threads", "is_grad_enabled", "manual_seed", "memory_stats", "no_grad", "ones",
-    "rand", "randn", "reset_peak_memory_stats", "scaled_dot_product_attention", "set_num_threads", "show_config",
-    "split", "stack", "tensor", "where", "zeros",
+    "AdamW", "BPETokenizer", "ByteTokenizer", "CharTokenizer", "CheckpointError", "GPT", "GPTConfig", "KVCache",
+    "MultiHeadAttention", "Tensor", "arange", "attention_weights", "cat", "clip_grad_norm_", "cosine_schedule",
+    "cross_entropy", "from_numpy", "full", "get_num_threads", "head_importance", "heads_off", "is_grad_enabled",
+    "manual_seed", "memory_stats", "no_grad", "ones", "rand", "randn", "replace", "reset_peak_memory_stats",
+    "scaled_dot_product_attention", "set_num_threads", "show_config", "split", "stack", "tensor", "trace", "where",
+    "zeros",
 ]  # fmt: skip
 
 

@@ -168,6 +168,28 @@ def attention_mask(mask, op="attention"):
     return mask.data
 
 
+def wanted_weights(op, need_weights, weight_rows, H, T):
+    """need_weights (a bool, or a list of heads) and weight_rows (None or (start, stop)) as the op takes them: None for
+    no weights, else (heads or None for all, (start, stop))."""
+    if isinstance(need_weights, list | tuple):
+        heads = [check_integer(op, "a head of need_weights", h, 0, H - 1) for h in need_weights]
+        if not heads or len(set(heads)) < len(heads):
+            rule = "a list of heads must name at least one, and none twice"
+            raise ValueError(f"[{op}] {rule}; got need_weights={quote(need_weights)}")
+    elif not check_flag(op, "need_weights", need_weights):
+        if weight_rows is not None:
+            raise ValueError(f"[{op}] weight_rows needs need_weights; got weight_rows={quote(weight_rows)}")
+        return None
+    else:
+        heads = None
+    if weight_rows is None:
+        return heads, (0, T)
+    if not isinstance(weight_rows, list | tuple) or len(weight_rows) != 2:
+        raise TypeError(f"[{op}] weight_rows must be (start, stop); got {quote(weight_rows)}")
+    start = check_integer(op, "the start of weight_rows", weight_rows[0], 0, T)
+    return heads, (start, check_integer(op, "the stop of weight_rows", weight_rows[1], start, T))
+
+
 def check_probability(op, name, p):
     if isinstance(p, bool) or not isinstance(p, int | float | np.number) or not 0 <= p <= 1:
         raise ValueError(f"[{op}] {name} must be between 0 and 1; got {quote(p)}")
@@ -175,7 +197,7 @@ def check_probability(op, name, p):
 
 
 def scaled_dot_product_attention(
-    q, k, v, *, mask=None, is_causal=False, dropout_p=0.0, scale=None, need_weights=False
+    q, k, v, *, mask=None, is_causal=False, dropout_p=0.0, scale=None, need_weights=False, weight_rows=None
 ):  # fmt: skip
     """softmax(q k^T * scale + mask) v in one fused kernel (Vaswani et al. 2017, equation 1).
 
@@ -183,7 +205,8 @@ def scaled_dot_product_attention(
     mask: bool (True = may attend) or float (added to the scores), (T, S) or broadcastable to (B, H, T, S).
     is_causal: query i sees keys up to i + S - T, so the last query sees the last key. scale: 1 / sqrt(hd) by default.
     Hidden keys have no influence at all, NaN included; a row that sees nothing is zero, forward and backward.
-    need_weights=True returns (y, weights (B, H, T, S)): the softmax before dropout, without gradient.
+    need_weights=True returns (y, weights (B, H, T, S)): the softmax before dropout, without gradient. A list of heads
+    and weight_rows=(start, stop), a range of queries, leave only those: (B, len(heads), stop - start, S).
     """
     op = "scaled_dot_product_attention"
     q, k, v = (to_tensor(t, op) for t in (q, k, v))
@@ -193,7 +216,8 @@ def scaled_dot_product_attention(
         )
     if q.shape[3] == 0:
         raise ValueError(f"[{op}] head_dim must be at least 1; got q {q.shape}")
-    is_causal, need_weights = check_flag(op, "is_causal", is_causal), check_flag(op, "need_weights", need_weights)
+    is_causal = check_flag(op, "is_causal", is_causal)
+    need_weights = wanted_weights(op, need_weights, weight_rows, q.shape[1], q.shape[2])
     dropout_p = check_probability(op, "dropout_p", dropout_p)
     seed, stream, first_row = random.next_stream() if dropout_p else (0, 0, 0)
     scale = 1.0 / math.sqrt(q.shape[3]) if scale is None else check_number(op, "scale", scale, bool, "a number but 0")

@@ -22,6 +22,7 @@ COMMANDS = {
     "score": "how well a model predicts a text: its perplexity",
     "convert": "turn llm.c's model file into a folder for cmha and transformers",
     "trace": "attention's eight steps, with shapes, strides and copies",
+    "heads": "where every head of a model looks, as heat maps",
     "info": "how the core was built, and what it uses here",
 }
 
@@ -97,7 +98,8 @@ def _top(arguments):
         "examples:\n"
         "  cmha train                                   learn the Python documentation, in less than a minute\n"
         '  cmha generate runs/001 --prompt "The list"   write on\n'
-        "  cmha trace                                   see attention's eight steps\n\n"
+        "  cmha trace                                   see attention's eight steps\n"
+        '  cmha heads runs/001 "The list"               see where every head looks\n\n'
         "`cmha COMMAND --help` explains a command.",
     )
     parser.add_argument("--version", action="store_true", help="print the version")

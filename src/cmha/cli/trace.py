@@ -2,8 +2,10 @@
 
 import json
 
-from cmha.cli.options import UsageError, check_run, integer
+from cmha.cli.options import UsageError, check_run, filled, integer
 from cmha.errors import message
+
+MOST = 128  # elements of a picture
 
 DESCRIPTION = """\
 Runs one multi-head attention step by step and shows what each step makes: shape, strides (in elements), and whether the
@@ -13,6 +15,7 @@ EPILOG = """\
 examples:
   cmha trace                                 64 wide, 4 heads, 8 rows of 32 tokens
   cmha trace --n-embd 8 --n-head 2 --batch-size 1 --block-size 3
+  cmha trace --picture memory.svg            how memory moves while 2 heads are split and merged
   cmha trace runs/001 --json                 the first block of a trained model, for a program to read
 """
 
@@ -21,29 +24,53 @@ def add_options(parser):
     parser.add_argument("folder", nargs="?", metavar="DIR", help="the folder of a run (default: new random weights)")
     parser.add_argument("--n-embd", metavar="D", type=integer(1), help="width (default: 64)")
     parser.add_argument("--n-head", metavar="H", type=integer(1), help="heads (default: 4)")
-    parser.add_argument("--batch-size", metavar="B", type=integer(1), default=8, help="rows (default: %(default)s)")
+    parser.add_argument("--batch-size", metavar="B", type=integer(1), help="rows (default: 8)")
     parser.add_argument("--block-size", metavar="T", type=integer(1), help="tokens a row (default: 32, or the model's)")
+    parser.add_argument(
+        "--picture", metavar="FILE", type=filled,
+        help="also draw every element's way through memory (.svg, up to 128 elements; D 8, H 2, B 2, T 3 by default)",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args):
     from cmha import functional, random
-    from cmha.see import trace
+    from cmha.see import eight_steps
+    from cmha.see.memory_picture import save_memory_picture
+    from cmha.see.table import table
 
     if args.folder is not None and (args.n_embd or args.n_head):
         raise UsageError("--n-embd and --n-head are the model's own where DIR is given")
+    _picture_sizes(args)
     random.manual_seed(0)
     mha, block_size = _attention(args)
-    shape = (args.batch_size, block_size, mha.n_head * mha.head_dim)
-    steps = trace(mha, functional.randn(*shape))
+    shape = (args.batch_size or 8, block_size, mha.n_head * mha.head_dim)
+    steps = eight_steps(mha, functional.randn(*shape))
     config = {"n_embd": shape[2], "n_head": mha.n_head, "head_dim": mha.head_dim}
     config |= {"batch_size": shape[0], "block_size": shape[1]}
+    if args.picture is not None:
+        save_memory_picture(args.picture, *shape[:2], mha.n_head, mha.head_dim)
     if args.json:
         print(json.dumps({"config": config, "steps": steps}))
     else:
         print(", ".join(f"{name} {value}" for name, value in config.items()))
         print()
-        print(_table(steps))
+        print(table(steps))
+
+
+def _picture_sizes(args):
+    """Small sizes where a picture is asked for and none are given; refuses what nobody could tell apart."""
+    if args.picture is None:
+        return
+    if not args.picture.lower().endswith(".svg"):
+        raise UsageError(f"--picture must end in .svg; got {args.picture!r}")
+    if args.folder is not None:
+        raise UsageError("--picture draws sizes, not a model: give it without DIR")
+    for name, size in (("n_embd", 8), ("n_head", 2), ("batch_size", 2), ("block_size", 3)):
+        setattr(args, name, getattr(args, name) or size)
+    elements = args.n_embd * args.batch_size * args.block_size
+    if elements > MOST:
+        raise UsageError(f"--picture needs at most {MOST} elements; got B * T * D = {elements}")
 
 
 def _attention(args):
@@ -65,16 +92,3 @@ def _attention(args):
     except ValueError as error:
         raise UsageError(str(error)) from None
 
-
-def _table(steps):
-    head = ("step", "name", "tensor", "shape", "strides", "storage", "bytes", "time")
-    rows = [head]
-    for step in steps:
-        shape, strides = (str(tuple(step[key])) for key in ("shape", "strides"))
-        size, time = f"{step['bytes']:,}", f"{step['seconds'] * 1e6:,.0f} us"
-        rows.append((str(step["step"]), step["name"], step["tensor"], shape, strides, step["storage"], size, time))
-    columns = []
-    for i, column in enumerate(zip(*rows, strict=True)):
-        width = max(map(len, column))
-        columns.append([cell.rjust(width) if i in (0, 6, 7) else cell.ljust(width) for cell in column])
-    return "\n".join("  ".join(cells) for cells in zip(*columns, strict=True))

@@ -13,7 +13,7 @@ import numpy as np
 from cmha import ops, random
 from cmha.autograd import no_grad
 from cmha.errors import check_flag, check_integer
-from cmha.functional import attention_mask, check_probability
+from cmha.functional import attention_mask, cat, check_probability, wanted_weights
 from cmha.nn.kv_cache import KVCache
 from cmha.nn.layers import Linear
 from cmha.nn.module import Module
@@ -90,15 +90,17 @@ class MultiHeadAttention(Module):
         return f"n_head={self.n_head}{groups}, head_dim={self.head_dim}"
 
     def forward(self, x, mask=None, cache=None, *, is_causal=False, key_value=None, key_mask=None, need_weights=False,
-                residual=None):  # fmt: skip
+                weight_rows=None, residual=None):  # fmt: skip
         """(B, T, D) -> (B, T, D), or with need_weights (y, weights (B, H, T, S)); residual (B, T, D) is added to y.
 
         mask: bool (True = may attend) or float (added to the scores), (T, S) or broadcastable to (B, H, T, S).
         is_causal: query i sees keys up to i + S - T. key_mask: bool (B, S), True = a real token. cache: a KVCache; keys
         and values are appended to it (inference only: no gradients). key_value: (B, S, D), where they come from.
+        need_weights: True, or a list of heads; with weight_rows=(start, stop) only of these queries. y stays the same.
         """
         is_causal = check_flag("attention", "is_causal", is_causal)
-        need_weights = check_flag("attention", "need_weights", need_weights)
+        x = self._checked("x", x)
+        need_weights = wanted_weights("attention", need_weights, weight_rows, self.n_head, x.shape[1])
         if cache is not None:
             if not isinstance(cache, KVCache):
                 raise TypeError(f"[attention] cache must be a KVCache; got {type(cache).__name__}")
@@ -107,7 +109,6 @@ class MultiHeadAttention(Module):
         return self._attend(x, mask, None, is_causal, key_value, key_mask, need_weights, residual)
 
     def _attend(self, x, mask, cache, is_causal, key_value, key_mask, need_weights, residual):
-        x = self._checked("x", x)
         source = x if key_value is None else self._checked("key_value", key_value)
         if source.shape[0] != x.shape[0]:
             raise ValueError(f"[attention] batches must be equal; got x {x.shape}, key_value {source.shape}")
@@ -128,7 +129,7 @@ class MultiHeadAttention(Module):
             y = self.c_proj(y, residual=residual)  # 8 mix the heads: (B, T, D)
         elif residual is not None:
             y = residual + y
-        return (y, weights) if need_weights else y
+        return y if need_weights is None else (y, weights)
 
     def _fused(self, q, k, v, need_weights, options):
         """Steps 3 to 7 in one kernel: heads are split and merged by strides, scores never stand in memory."""
@@ -136,9 +137,9 @@ class MultiHeadAttention(Module):
         options = {"scale": 1.0 / math.sqrt(self.head_dim), "need_weights": need_weights, **options}
         if k.ndim == 3:
             y = make(ops.multi_head_attention, q, k, v, **heads, **options)
-            return y if need_weights else (y, None)
+            return (y, None) if need_weights is None else y
         y = make(ops.attention, self._heads(q), k, v, **options)  # keys and values of a cache are split already
-        y, weights = y if need_weights else (y, None)
+        y, weights = (y, None) if need_weights is None else y
         return y.permute(0, 2, 1, 3).reshape(q.shape), weights
 
     def _step_by_step(self, q, k, v, need_weights, options):
@@ -148,16 +149,28 @@ class MultiHeadAttention(Module):
         if "lengths" in options:  # behind the end of a short row of a cache stands nothing that may be computed with
             behind = np.arange(k.shape[2]) >= np.asarray(options["lengths"])[:, None, None, None]
             k, v = (x.masked_fill(behind.transpose(0, 1, 3, 2), 0.0) for x in (k, v))
-        q = split_heads(q, H)                                       # 3 (B*H, T, hd)
-        k, v = self._split_keys(k), self._split_keys(v)             #   (B*H, S, hd)
-        scores = q.matmul(k.mT).mul_scalar(1.0 / math.sqrt(hd))     # 4 (B*H, T, S)
+        q, k, v = (self.named(*pair) for pair in (("q", q), ("k", k), ("v", v)))
+        q = self.named("q_heads", split_heads(q, H))                    # 3 (B*H, T, hd)
+        k = self.named("k_heads", self._split_keys(k))                  #   (B*H, S, hd)
+        v = self.named("v_heads", self._split_keys(v))                  #   (B*H, S, hd)
+        scores = q.matmul(k.mT).mul_scalar(1.0 / math.sqrt(hd))
+        scores = self.named("scores", scores)                           # 4 (B*H, T, S)
         added = self._added_mask(B, T, k.shape[1], options)
         if added is not None:
-            scores = scores.add(added)                              # 5 -inf where hidden
-        weights = scores.softmax_last_dim()                         # 6 (B*H, T, S)
+            scores = self.named("masked_scores", scores.add(added))     # 5 -inf where hidden
+        weights = self.named("weights", scores.softmax_last_dim())      # 6 (B*H, T, S)
         kept = self._drop(weights, options)
-        y = merge_heads(kept.matmul(v), H)                          # 7 (B*H, T, hd) -> (B, T, D)
-        return y, weights.detach().reshape(B, H, T, k.shape[1]) if need_weights else None
+        y = self.named("y_heads", kept.matmul(v))                       #   (B*H, T, hd)
+        y = self.named("merged", merge_heads(y, H))                     # 7 (B, T, D)
+        if need_weights is None:
+            return y, None
+        heads, rows = need_weights
+        weights = weights.detach().reshape(B, H, T, k.shape[1])[:, :, slice(*rows)]
+        return y, weights if heads is None else cat([weights[:, h : h + 1] for h in heads], axis=1)
+
+    def named(self, name, x):
+        """Every intermediate of the single steps comes by here; cmha.trace and cmha.replace put their own in place."""
+        return x
 
     def _heads(self, x):
         """(B, n, h * hd) -> (B, h, n, hd): a view."""
@@ -199,7 +212,7 @@ class MultiHeadAttention(Module):
             return weights
         first = options["first_row"] * self.n_head * weights.shape[1] * weights.shape[2]
         draws = {"p": options["dropout_p"], "seed": options["seed"], "stream": options["stream"], "first": first}
-        return make(ops.dropout, weights, **draws)
+        return self.named("dropped_weights", make(ops.dropout, weights, **draws))
 
     def _checked(self, name, x):
         x = to_tensor(x, "attention").float()

@@ -7,14 +7,68 @@ from cmha.errors import check_flag
 from cmha.tensor import Tensor, to_tensor
 
 
+class HookHandle:
+    """What registering a hook returns; remove() takes the hook away, also a second time."""
+
+    def __init__(self, hooks, hook):
+        self._hooks = hooks
+        hooks[self] = hook
+
+    def remove(self):
+        self._hooks.pop(self, None)
+
+
 class Module:
     """Parameters are the attributes that are leaf Tensors needing gradients, those of attributes that are Modules, and
     of lists of Modules, in the order of assignment. Calling a module calls its forward."""
 
     training = True
+    _hooks = None  # (before forward, after it), two dicts, once there has been a hook
 
     def __call__(self, *args, **kwargs):
+        if self._hooks is not None:
+            return self._call_with_hooks(args, kwargs)
         return self.forward(*args, **kwargs)
+
+    def _call_with_hooks(self, args, kwargs):
+        """forward between the hooks. They see the module's own output: a residual is added, a GELU taken, behind them,
+        with the same bits as inside the product."""
+        before, after = self._hooks
+        fused = bool(before or after)
+        residual, gelu = (kwargs.pop(n, None) if fused else None for n in ("residual", "gelu"))
+        for hook in list(before.values()):
+            changed = hook(self, args, kwargs)
+            args, kwargs = (args, kwargs) if changed is None else changed
+        out = self.forward(*args, **kwargs)
+        for hook in list(after.values()):
+            changed = hook(self, args, out)
+            out = out if changed is None else changed
+        if gelu:
+            out = out.gelu()
+        if residual is None:
+            return out
+        return (residual + out[0], *out[1:]) if isinstance(out, tuple) else residual + out
+
+    def register_forward_hook(self, hook):
+        """hook(module, args, output) runs after each forward; what it returns, if not None, is the output instead.
+
+        Returns a handle whose remove() ends it. Name and order are PyTorch's: hooks run as they were registered.
+        """
+        return self._register(1, hook)
+
+    def register_forward_pre_hook(self, hook):
+        """hook(module, args, kwargs) runs before each forward; None, or the (args, kwargs) to go on with.
+
+        As PyTorch's with with_kwargs=True. Returns a handle whose remove() ends it.
+        """
+        return self._register(0, hook)
+
+    def _register(self, which, hook):
+        if not callable(hook):
+            raise TypeError(f"[hook] a hook must be callable; got {type(hook).__name__}")
+        if self._hooks is None:
+            self._hooks = {}, {}
+        return HookHandle(self._hooks[which], hook)
 
     def _children(self):
         """(name, value) of Tensors and Modules, lists opened."""

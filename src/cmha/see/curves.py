@@ -5,19 +5,17 @@
     draw_file     .png or .svg
 """
 
-import io
 import json
 import math
 import os
-import warnings
 from dataclasses import dataclass
 
 from cmha.errors import CheckpointError, message, quote_path
-from cmha.files import read_text, write_atomically
+from cmha.files import read_text
+from cmha.see.picture import picture
 
 MARKS = "*o+x#@%&"
 LEAST_COLUMNS, ROWS = 20, 16  # of the plane
-DOTS = 160  # per inch, of a .png
 
 
 @dataclass(frozen=True)
@@ -101,22 +99,10 @@ def _value(points, at):
 
 def draw_file(runs, path):
     """Writes the curves as a picture; the name's ending says which kind."""
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ImportError(message("plot", "a picture needs matplotlib", hint="pip install 'cmha[plot]'")) from None
-    # A folder's name is no formula, and equal runs give equal files.
-    with matplotlib.rc_context({"text.parse_math": False, "svg.hashsalt": "cmha"}), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a name may hold letters that the font has not
-        figure = Figure(figsize=(8, 5), layout="constrained")
+    with picture("plot", path, figsize=(8, 5)) as figure:
         kind_of_loss = "loss" if len(runs) == 1 else "validation loss"
         axes = figure.add_subplot(xlabel="step", ylabel=f"{kind_of_loss} (nats per token)")
         for label, points in chosen_lines(runs):
             axes.plot(*zip(*points, strict=True), label=label, marker="o" if len(points) < 30 else None, markersize=3)
         axes.grid(alpha=0.3)
         axes.legend(title=runs[0].name if len(runs) == 1 else None)
-        picture, kind = io.BytesIO(), os.path.splitext(path)[1][1:].lower()
-        metadata = {"svg": {"Date": None}, "png": {"Software": None}}[kind]
-        figure.savefig(picture, format=kind, dpi=DOTS, metadata=metadata)
-    write_atomically(path, lambda file: file.write(picture.getbuffer()))

@@ -1,0 +1,30 @@
+"""One way to write a picture with matplotlib (extra `plot`): the same file each time, and text that stays text."""
+
+import io
+import os
+import warnings
+from contextlib import contextmanager
+
+from cmha.errors import message
+from cmha.files import write_atomically
+
+DOTS = 160  # per inch, of a .png
+
+
+@contextmanager
+def picture(op, path, **options):
+    """A matplotlib Figure to draw on, written to path at the end; the ending, .png or .svg, says which kind."""
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ImportError(message(op, "a picture needs matplotlib", hint="pip install 'cmha[plot]'")) from None
+    # A name or a token is no formula, and equal numbers give equal files.
+    with matplotlib.rc_context({"text.parse_math": False, "svg.hashsalt": "cmha"}), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a text may hold letters that the font has not
+        figure = Figure(layout="constrained", **options)
+        yield figure
+        written, kind = io.BytesIO(), os.path.splitext(path)[1][1:].lower()
+        metadata = {"svg": {"Date": None}, "png": {"Software": None}}[kind]
+        figure.savefig(written, format=kind, dpi=DOTS, metadata=metadata)
+    write_atomically(path, lambda file: file.write(written.getbuffer()))

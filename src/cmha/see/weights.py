@@ -1,0 +1,38 @@
+"""The attention weights of a whole model, from the fused kernels."""
+
+from contextlib import ExitStack
+
+from cmha.autograd import no_grad
+from cmha.errors import check_integer
+from cmha.see import names
+
+
+def attention_weights(gpt, ids, *, layers=None, heads=True, rows=None, cache=None):
+    """Weights of a pass over ids (B, T): a dict {layer: array (B, H, T, S)}, in eval mode, without gradient.
+
+    layers: a list of layers (default all); heads and rows: as need_weights and weight_rows of MultiHeadAttention.
+    """
+    attentions = list(names.attentions("attention_weights", gpt).values())
+    wanted = range(len(attentions)) if layers is None else layers
+    out, training = {}, gpt.training
+
+    def ask(_, args, kwargs):
+        return args, {**kwargs, "need_weights": heads, "weight_rows": rows}
+
+    def keep(layer):
+        def hook(_, args, output):
+            out[layer] = output[1].numpy()
+            return output[0]
+
+        return hook
+
+    with ExitStack() as stack:
+        for layer in wanted:
+            mha = attentions[check_integer("attention_weights", "layer", layer, 0, len(attentions) - 1)]
+            stack.callback(mha.register_forward_pre_hook(ask).remove)
+            stack.callback(mha.register_forward_hook(keep(layer)).remove)
+        stack.callback(gpt.train, training)
+        gpt.eval()
+        with no_grad():
+            gpt(ids) if cache is None else gpt(ids, cache=cache)
+    return out
