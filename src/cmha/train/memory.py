@@ -15,8 +15,9 @@ def bytes_needed(config, batch_size, micro_batches=1, checkpoint_activations=Fal
     batch_size windows go through the model at a time, micro_batches times a step on each of the processes.
 
     Floats per parameter: its value, two moments and its gradient, ceil(log2 micro_batches) + 1 times (accumulate.py);
-    while saving, a copy of each moment more; with several processes, a row of all gradients to send and half of one
-    that comes in. Floats per token that the backward pass finds again:
+    the table of tokens once more, whose two gradients are added; while saving, a copy of each moment more; with several
+    processes, a row of all gradients to send and half of one that comes in. Floats per token that the backward pass
+    finds again:
 
         16 D a layer   the two norms, q, k, v, attention's result, c_proj, two sums, c_fc and GELU (4 D each), MLP
          2 H a layer   attention's maximum and sum
@@ -30,7 +31,7 @@ def bytes_needed(config, batch_size, micro_batches=1, checkpoint_activations=Fal
     V, T, L, H, D = config.vocab_size, config.block_size, config.n_layer, config.n_head, config.n_embd
     parameters = (V + T) * D + L * 12 * D * D
     layers = L * D + 20 * D + 2 * H if checkpoint_activations else L * (16 * D + 2 * H)
-    step = batch_size * T * (layers + 8 * D + 2 * V + 6)
+    step = batch_size * T * (layers + 8 * D + 2 * V + 6) + V * D
     evaluation = validation_batch_size(T) * T * (10 * D + V)  # without a graph: one layer at a time
     more_gradients = ((micro_batches - 1).bit_length() + (1.5 if processes > 1 else 0)) * parameters
     return int(4 * (4 * parameters + max(step + more_gradients, evaluation, 2 * parameters)))
