@@ -358,3 +358,24 @@ def test_a_closed_stdout_is_an_error(run):
         program = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-m", "cmha", *arguments]
         process = subprocess.run(list(map(str, program)), capture_output=True, text=True)
         assert (process.returncode, process.stderr) == (1, "cmha: error: stdout is closed\n")
+
+
+def test_help_that_cannot_be_written_is_no_success():
+    if not os.path.exists("/dev/full"):
+        pytest.skip("no /dev/full here")
+    for arguments in ([], ["train"]):
+        with open("/dev/full", "w") as full:
+            done = subprocess.run(
+                [sys.executable, "-m", "cmha", *arguments, "--help"], stdout=full, stderr=subprocess.PIPE, text=True
+            )
+        assert done.returncode == 1 and done.stderr.startswith("cmha: error:") and done.stderr.count("\n") == 1
+
+
+def test_what_a_model_writes_does_not_steer_a_terminal(monkeypatch):
+    from cmha.cli.options import for_screen
+
+    text = "a\x1b[31m\x07\r\tb\n\x7f\x9b\u00e9"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    assert for_screen(text) == "a\u241b[31m\u2407\u240d\tb\n\u2421\ufffd\u00e9"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: False, raising=False)
+    assert for_screen(text) == text

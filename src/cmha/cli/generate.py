@@ -2,7 +2,7 @@
 
 import sys
 
-from cmha.cli.options import UsageError, check_run, filled, integer, not_negative, number, positive, utf8
+from cmha.cli.options import UsageError, check_run, filled, for_screen, integer, not_negative, number, positive, utf8
 from cmha.errors import CheckpointError, message, quote_path
 
 DESCRIPTION = """\
@@ -153,12 +153,12 @@ class _Text:
         self.text = TextUntil(tokenizer, stops)
 
     def all(self, prompt, row):
-        print(prompt, end="", flush=True)
+        print(for_screen(prompt), end="", flush=True)
         for token, _ in row:
             if token in self.stop_ids:
                 break
-            print(self.text.feed(token), end="", flush=True)
-        print(self.text.finish())
+            print(for_screen(self.text.feed(token)), end="", flush=True)
+        print(for_screen(self.text.finish()))
 
 
 class _Lines(_Text):

@@ -4,6 +4,7 @@ import argparse
 import math
 import os
 import re
+import sys
 
 from cmha.errors import quote, quote_path
 
@@ -12,6 +13,16 @@ TOKENIZERS = ("char", "byte", "bpe")
 
 class UsageError(Exception):
     """The command line itself is wrong: exit code 2, before any file is opened."""
+
+
+# Control characters as their pictures, but for line break and tab: what a model writes must not steer a terminal.
+_CONTROLS = {code: 0x2400 + code for code in range(32) if code not in (9, 10)} | {127: 0x2421}
+_CONTROLS |= dict.fromkeys(range(128, 160), 0xFFFD)
+
+
+def for_screen(text):
+    """text, made safe to show if stdout is a terminal; a file or a pipe gets it as it is."""
+    return text.translate(_CONTROLS) if sys.stdout.isatty() else text
 
 
 class Parser(argparse.ArgumentParser):
@@ -30,6 +41,10 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, text):
         raise UsageError(text)
+
+    def print_help(self, file=None):
+        """argparse is silent where its text cannot be written."""
+        print(self.format_help(), end="", file=file)
 
 
 class _StoreOnce(argparse.Action):

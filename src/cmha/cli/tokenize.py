@@ -36,15 +36,21 @@ def add_options(parser):
 def run(args):
     from cmha.text import load_tokenizer
     from cmha.text.corpora import Texts, make_tokenizer, text_ids
-    from cmha.text.token_files import byte_bar, write_tokens
+    from cmha.text.token_files import byte_bar, is_token_file, write_tokens
 
-    if args.out is None or not args.out.endswith(SUFFIX):
+    if args.out is None:
+        raise UsageError(f"--out is required: a file to write, named *{SUFFIX}")
+    if not args.out.endswith(SUFFIX):
         raise UsageError(f"--out must name a file *{SUFFIX}; got {quote(args.out)}")
     check_tokenizer(args)
     if os.path.lexists(args.out):
         raise ValueError(message("tokenize", "--out must not be there already", quote_path(args.out)))
     tokenizer = args.tokenizer if args.tokenizer in TOKENIZERS else load_tokenizer(args.tokenizer)
     texts = Texts(args.text)
+    for path in texts.paths:
+        if is_token_file(path):
+            rule = "a text must not hold token ids already"
+            raise ValueError(message("tokenize", rule, quote_path(path), hint="`cmha train` takes it as it is"))
     size = sum(os.path.getsize(path) for path in texts.paths)
     with byte_bar("reading", size) as bar:
         texts.progress = bar.update

@@ -22,8 +22,9 @@ NOT_FOR_BEAMS |= {"seed": None}
 
 def check_beams(num_beams, length_penalty, options):
     """(num_beams, length_penalty); with more than one beam, options of sampling are refused."""
-    num_beams = check_integer("generate", "num_beams", num_beams, 1)
-    length_penalty = check_number("generate", "length_penalty", length_penalty, lambda x: True, "a finite number")
+    num_beams = check_integer("generate", "num_beams", num_beams, 1, 1024)
+    bounds = (lambda x: -10 <= x <= 10, "a number from -10 to 10")
+    length_penalty = check_number("generate", "length_penalty", length_penalty, *bounds)
     given = [name for name, default in NOT_FOR_BEAMS.items() if options[name] != default]
     if num_beams > 1 and given:
         rule = f"beam search draws and filters nothing: {' and '.join(given)} cannot be given with it"

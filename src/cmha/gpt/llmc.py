@@ -29,6 +29,9 @@ _ORDER = (
 
 def read_llmc(path):
     """The GPT of one of llm.c's model files, in eval mode; padding of its vocabulary is left out."""
+    if str(path).endswith((".pt", ".pth", ".ckpt", ".pkl")) or os.path.basename(path) == "pytorch_model.bin":
+        rule = "a pickle can run code and is not read; save it as safetensors with PyTorch first"
+        raise CheckpointError(message("convert", rule, quote_path(path)))
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         header = file.read(HEADER)
