@@ -5,7 +5,7 @@ import sys
 
 from cmha.cli import runs
 from cmha.cli.options import TOKENIZERS, UsageError, check_tokenizer, filled, integer, not_negative, number, positive
-from cmha.errors import message, quote, quote_path
+from cmha.errors import listed, message, quote, quote_path
 
 DESCRIPTION = """\
 Trains a GPT on text, character by character, and writes a folder that `cmha generate` and transformers open.
@@ -31,7 +31,8 @@ examples:
 
 The folder holds config.json and model.safetensors (GPT-2's layout), the tokenizer, log.jsonl (a line per evaluation:
 step, loss, val_loss, lr, grad_norm, tokens_per_second) and checkpoints: the two newest and the one with the lowest
-val_loss. Kill it whenever you like: after --resume every bit is as if nothing had happened. There --steps, --threads,
+val_loss. Kill it whenever you like: after --resume every bit is as if nothing had happened, but for tokens_per_second,
+which a clock says. There --steps, --threads,
 --eval-interval, --sample-interval and --checkpoint-activations may change, what is not given is as it was, and TEXT
 must be what it was. Ctrl-C ends the run after its step and saves it; a second Ctrl-C ends it at once. A run that ends
 before its first save leaves no folder. A disk that is full ends it with what was saved before.
@@ -184,6 +185,9 @@ def _check(args):
     for path in args.text:
         if path.lower() in SWITCH_VALUES and not os.path.exists(path):
             raise UsageError(f"TEXT must be a file; got {path!r} (an on/off option takes no value)")
+        if _is_run(path):
+            got = f"a run's folder. To go on with it: --resume={path}"
+            raise UsageError(f"TEXT must be texts or token files; got {quote_path(path)}, {got}")
     check_tokenizer(args)
     fixed = [f"--{name.replace('_', '-')}" for name in _given(args, FIXED_BY_INIT)]
     if args.init is not None and fixed:
@@ -197,6 +201,15 @@ def _check(args):
                 _config(args, 256)
     except ValueError as error:
         raise UsageError(str(error)) from None
+
+
+def _is_run(path):
+    """Is it the folder of a run or a model? `--resume PATH` reads as --resume and a TEXT."""
+    if not os.path.isdir(path):
+        return False
+    names = os.listdir(path)
+    weights = any(name.endswith(".safetensors") for name in names)
+    return "checkpoints" in names or ("config.json" in names and weights)
 
 
 def _settings(args):
@@ -245,6 +258,8 @@ def _begin(args, out, processes):
         tokenizer, start = _initial(args)
         block_size = start.block_size
     corpus = open_data(args.text, tokenizer, block_size)
+    if processes.rank == 0:
+        _tell_token_files(args.text)
     config = _config(args, corpus.tokenizer.vocab_size) if args.init is None else start
     check_memory(config, settings, processes)
     random.manual_seed(settings.seed)
@@ -266,9 +281,9 @@ def _initial(args):
     from cmha.text import load_tokenizer
 
     config, tokenizer = read_config(os.path.join(args.init, CONFIG)), load_tokenizer(args.init)
-    if tokenizer.vocab_size != config.vocab_size:
+    if tokenizer.vocab_size > config.vocab_size:
         got = f"{tokenizer.vocab_size} and {config.vocab_size} in {quote_path(args.init)}"
-        raise ValueError(message("train", "tokenizer and model must have one vocabulary", got))
+        raise ValueError(message("train", "the model's vocabulary must hold every id of the tokenizer", got))
     if args.block_size is not None and args.block_size > config.block_size:
         got = f"{args.block_size} for {config.block_size} in {quote_path(args.init)}"
         raise ValueError(message("train", "--block-size can only shrink the context of --init", got))
@@ -295,7 +310,7 @@ def _go_on(args, checkpoint, processes):
     from cmha.train import Trainer
     from cmha.train.checkpoint import tokenizer_dict
     from cmha.train.memory import check_memory
-    from cmha.train.settings import MAY_CHANGE, TrainSettings
+    from cmha.train.settings import MAY_CHANGE
 
     given = _given(args, SETTINGS)
     if args.grad_accumulation is not None:
@@ -316,11 +331,24 @@ def _go_on(args, checkpoint, processes):
         checkpoint.check(given)
         raise ValueError(f"{error}. A run goes on with the TEXT it began with") from error
     checkpoint.check(given | {"data": corpus.sha256})
-    check_memory(GPTConfig(**checkpoint.config), TrainSettings(**checkpoint.settings).change(**changes), processes)
+    if processes.rank == 0:
+        _tell_token_files(args.text)
+    check_memory(GPTConfig(**checkpoint.config), checkpoint.settings_with(changes), processes)
     trainer = Trainer.from_checkpoint(checkpoint, corpus, changes, processes=processes)
     if processes.rank == 0:
         _say(f"going on after step {trainer.step} of {trainer.settings.steps} in {trainer.folder}")
     return trainer
+
+
+def _tell_token_files(paths):
+    """A folder with token files stands for these alone: who put texts beside them should know."""
+    from cmha.text.token_files import tokens_in_folder
+
+    for path in paths:
+        found = tokens_in_folder(path)
+        if found != [path]:
+            names = listed(os.path.basename(file) for file in found)
+            _say(f"of the folder {quote_path(path)} only its token files: {names}")
 
 
 def _say(text):
