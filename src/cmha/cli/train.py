@@ -32,10 +32,10 @@ examples:
 The folder holds config.json and model.safetensors (GPT-2's layout), the tokenizer, log.jsonl (a line per evaluation:
 step, loss, val_loss, lr, grad_norm, tokens_per_second) and checkpoints: the two newest and the one with the lowest
 val_loss. Kill it whenever you like: after --resume every bit is as if nothing had happened, but for tokens_per_second,
-which a clock says. There --steps, --threads,
---eval-interval, --sample-interval and --checkpoint-activations may change, what is not given is as it was, and TEXT
-must be what it was. Ctrl-C ends the run after its step and saves it; a second Ctrl-C ends it at once. A run that ends
-before its first save leaves no folder. A disk that is full ends it with what was saved before.
+which a clock says. There --steps, --threads, --eval-interval, --sample-interval and --checkpoint-activations may
+change, what is not given is as it was, and TEXT must be what it was. Ctrl-C ends the run after its step and saves it; a
+second Ctrl-C ends it at once. A run that ends before its first save leaves no folder. A disk that is full ends it with
+what was saved before.
 """
 SWITCH_VALUES = ("", "true", "false", "yes", "no", "on", "off", "0", "1")
 MODEL = ("block_size", "n_layer", "n_head", "n_embd", "dropout", "output_projection")
@@ -158,6 +158,7 @@ def _run(args, processes):
         if checkpoint is None and processes.rank == 0:
             trainer.folder, made = runs.claim(out)
         corpus = trainer.corpus
+        _tell_token_files(args.text, say)
         tokens = f"{len(corpus.training):,} tokens to learn from, {len(corpus.validation):,} to validate"
         say(f"{trainer.model.num_parameters():,} parameters, {tokens}")
         number = trainer.run()
@@ -258,8 +259,6 @@ def _begin(args, out, processes):
         tokenizer, start = _initial(args)
         block_size = start.block_size
     corpus = open_data(args.text, tokenizer, block_size)
-    if processes.rank == 0:
-        _tell_token_files(args.text)
     config = _config(args, corpus.tokenizer.vocab_size) if args.init is None else start
     check_memory(config, settings, processes)
     random.manual_seed(settings.seed)
@@ -331,8 +330,6 @@ def _go_on(args, checkpoint, processes):
         checkpoint.check(given)
         raise ValueError(f"{error}. A run goes on with the TEXT it began with") from error
     checkpoint.check(given | {"data": corpus.sha256})
-    if processes.rank == 0:
-        _tell_token_files(args.text)
     check_memory(GPTConfig(**checkpoint.config), checkpoint.settings_with(changes), processes)
     trainer = Trainer.from_checkpoint(checkpoint, corpus, changes, processes=processes)
     if processes.rank == 0:
@@ -340,7 +337,7 @@ def _go_on(args, checkpoint, processes):
     return trainer
 
 
-def _tell_token_files(paths):
+def _tell_token_files(paths, say):
     """A folder with token files stands for these alone: who put texts beside them should know."""
     from cmha.text.token_files import tokens_in_folder
 
@@ -348,7 +345,7 @@ def _tell_token_files(paths):
         found = tokens_in_folder(path)
         if found != [path]:
             names = listed(os.path.basename(file) for file in found)
-            _say(f"of the folder {quote_path(path)} only its token files: {names}")
+            say(f"of the folder {quote_path(path)} only its token files: {names}")
 
 
 def _say(text):
