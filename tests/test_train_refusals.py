@@ -82,6 +82,10 @@ def test_the_newest_checkpoint_damaged_names_the_one_to_go_on_from(run, capsys):
 def test_what_is_given_as_text_or_checkpoint_and_is_neither(run, capsys):
     for words in (["a.txt", "--resume", "run"], ["run"]):
         assert refused(capsys, "train", *words, code=2).endswith("--resume=run")
+    assert refused(capsys, "train", "run/checkpoints", code=2).endswith("--resume=run")
+    path = "run/checkpoints/step-40.safetensors"
+    assert refused(capsys, "train", "a.txt", "--resume", path, code=2).endswith(f"--resume={path}")
+    assert "a run's folder or a checkpoint" in refused(capsys, "train", "--resume=a.txt", code=2)
     line = refused(capsys, "train", "a.txt", "--resume=run/model.safetensors")
     assert "file must be a checkpoint of format" in line
     line = refused(capsys, "train", "a.txt", "--resume=run", "--steps", 3)

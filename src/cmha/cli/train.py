@@ -186,9 +186,12 @@ def _check(args):
     for path in args.text:
         if path.lower() in SWITCH_VALUES and not os.path.exists(path):
             raise UsageError(f"TEXT must be a file; got {path!r} (an on/off option takes no value)")
-        if _is_run(path):
-            got = f"a run's folder. To go on with it: --resume={path}"
-            raise UsageError(f"TEXT must be texts or token files; got {quote_path(path)}, {got}")
+        run = _run_in(path)
+        if run is not None:
+            got = f"{quote_path(path)} of a run. To go on with it: --resume={run}"
+            raise UsageError(f"TEXT must be texts or token files; got {got}")
+    if args.resume and os.path.isfile(args.resume) and not args.resume.endswith(".safetensors"):
+        raise UsageError(f"--resume=PATH must be a run's folder or a checkpoint; got {quote_path(args.resume)}")
     check_tokenizer(args)
     fixed = [f"--{name.replace('_', '-')}" for name in _given(args, FIXED_BY_INIT)]
     if args.init is not None and fixed:
@@ -204,13 +207,17 @@ def _check(args):
         raise UsageError(str(error)) from None
 
 
-def _is_run(path):
-    """Is it the folder of a run or a model? `--resume PATH` reads as --resume and a TEXT."""
+def _run_in(path):
+    """What --resume= could go on from, if path is of a run or a model: `--resume PATH` reads as --resume and a TEXT."""
+    place, name = os.path.split(os.path.abspath(path))
     if not os.path.isdir(path):
-        return False
+        checkpoint = os.path.basename(place) == "checkpoints" and name.startswith("step-")
+        return path if checkpoint else None
     names = os.listdir(path)
-    weights = any(name.endswith(".safetensors") for name in names)
-    return "checkpoints" in names or ("config.json" in names and weights)
+    if name == "checkpoints" and any(file.startswith("step-") for file in names):
+        return os.path.dirname(os.path.normpath(path)) or os.curdir
+    weights = any(file.endswith(".safetensors") for file in names)
+    return path if "checkpoints" in names or ("config.json" in names and weights) else None
 
 
 def _settings(args):
