@@ -4,7 +4,7 @@ import os
 import shutil
 
 from cmha.cli.options import UsageError
-from cmha.errors import message, quote_path
+from cmha.errors import CheckpointError, message, quote_path
 
 
 def claim(out):
@@ -67,7 +67,12 @@ def find(resume, out, say):
         found = checkpoints(resume)
         if not found:
             raise ValueError(message("resume", "a run must hold a checkpoint", f"none in {quote_path(resume)}"))
-        return Checkpoint.read(found[-1][1]), resume
+        try:
+            return Checkpoint.read(found[-1][1]), resume
+        except CheckpointError as error:
+            whole, _ = newest(resume)  # where all are damaged, its error says so
+            hint = f"--out {resume} --resume goes on from step-{whole.step}"
+            raise CheckpointError(f"{error}. {hint}") from None
     if out is None and os.path.isdir("runs") and _numbers():
         last = max(_numbers())
         out = next(path for name in sorted(os.listdir("runs")) if name.isdigit() and int(name) == last

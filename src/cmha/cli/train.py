@@ -5,7 +5,7 @@ import sys
 
 from cmha.cli import runs
 from cmha.cli.options import TOKENIZERS, UsageError, check_tokenizer, filled, integer, not_negative, number, positive
-from cmha.errors import message, quote, quote_path
+from cmha.errors import listed, message, quote, quote_path
 
 DESCRIPTION = """\
 Trains a GPT on text, character by character, and writes a folder that `cmha generate` and transformers open.
@@ -31,10 +31,11 @@ examples:
 
 The folder holds config.json and model.safetensors (GPT-2's layout), the tokenizer, log.jsonl (a line per evaluation:
 step, loss, val_loss, lr, grad_norm, tokens_per_second) and checkpoints: the two newest and the one with the lowest
-val_loss. Kill it whenever you like: after --resume every bit is as if nothing had happened. There --steps, --threads,
---eval-interval, --sample-interval and --checkpoint-activations may change, what is not given is as it was, and TEXT
-must be what it was. Ctrl-C ends the run after its step and saves it; a second Ctrl-C ends it at once. A run that ends
-before its first save leaves no folder. A disk that is full ends it with what was saved before.
+val_loss. Kill it whenever you like: after --resume every bit is as if nothing had happened, but for tokens_per_second,
+which a clock says. There --steps, --threads, --eval-interval, --sample-interval and --checkpoint-activations may
+change, what is not given is as it was, and TEXT must be what it was. Ctrl-C ends the run after its step and saves it; a
+second Ctrl-C ends it at once. A run that ends before its first save leaves no folder. A disk that is full ends it with
+what was saved before.
 """
 SWITCH_VALUES = ("", "true", "false", "yes", "no", "on", "off", "0", "1")
 MODEL = ("block_size", "n_layer", "n_head", "n_embd", "dropout", "output_projection")
@@ -157,6 +158,7 @@ def _run(args, processes):
         if checkpoint is None and processes.rank == 0:
             trainer.folder, made = runs.claim(out)
         corpus = trainer.corpus
+        _tell_token_files(args.text, say)
         tokens = f"{len(corpus.training):,} tokens to learn from, {len(corpus.validation):,} to validate"
         say(f"{trainer.model.num_parameters():,} parameters, {tokens}")
         number = trainer.run()
@@ -184,6 +186,12 @@ def _check(args):
     for path in args.text:
         if path.lower() in SWITCH_VALUES and not os.path.exists(path):
             raise UsageError(f"TEXT must be a file; got {path!r} (an on/off option takes no value)")
+        run = _run_in(path)
+        if run is not None:
+            got = f"{quote_path(path)} of a run. To go on with it: --resume={run}"
+            raise UsageError(f"TEXT must be texts or token files; got {got}")
+    if args.resume and os.path.isfile(args.resume) and not args.resume.endswith(".safetensors"):
+        raise UsageError(f"--resume=PATH must be a run's folder or a checkpoint; got {quote_path(args.resume)}")
     check_tokenizer(args)
     fixed = [f"--{name.replace('_', '-')}" for name in _given(args, FIXED_BY_INIT)]
     if args.init is not None and fixed:
@@ -197,6 +205,19 @@ def _check(args):
                 _config(args, 256)
     except ValueError as error:
         raise UsageError(str(error)) from None
+
+
+def _run_in(path):
+    """What --resume= could go on from, if path is of a run or a model: `--resume PATH` reads as --resume and a TEXT."""
+    place, name = os.path.split(os.path.abspath(path))
+    if not os.path.isdir(path):
+        checkpoint = os.path.basename(place) == "checkpoints" and name.startswith("step-")
+        return path if checkpoint else None
+    names = os.listdir(path)
+    if name == "checkpoints" and any(file.startswith("step-") for file in names):
+        return os.path.dirname(os.path.normpath(path)) or os.curdir
+    weights = any(file.endswith(".safetensors") for file in names)
+    return path if "checkpoints" in names or ("config.json" in names and weights) else None
 
 
 def _settings(args):
@@ -266,9 +287,9 @@ def _initial(args):
     from cmha.text import load_tokenizer
 
     config, tokenizer = read_config(os.path.join(args.init, CONFIG)), load_tokenizer(args.init)
-    if tokenizer.vocab_size != config.vocab_size:
+    if tokenizer.vocab_size > config.vocab_size:
         got = f"{tokenizer.vocab_size} and {config.vocab_size} in {quote_path(args.init)}"
-        raise ValueError(message("train", "tokenizer and model must have one vocabulary", got))
+        raise ValueError(message("train", "the model's vocabulary must hold every id of the tokenizer", got))
     if args.block_size is not None and args.block_size > config.block_size:
         got = f"{args.block_size} for {config.block_size} in {quote_path(args.init)}"
         raise ValueError(message("train", "--block-size can only shrink the context of --init", got))
@@ -295,7 +316,7 @@ def _go_on(args, checkpoint, processes):
     from cmha.train import Trainer
     from cmha.train.checkpoint import tokenizer_dict
     from cmha.train.memory import check_memory
-    from cmha.train.settings import MAY_CHANGE, TrainSettings
+    from cmha.train.settings import MAY_CHANGE
 
     given = _given(args, SETTINGS)
     if args.grad_accumulation is not None:
@@ -316,11 +337,22 @@ def _go_on(args, checkpoint, processes):
         checkpoint.check(given)
         raise ValueError(f"{error}. A run goes on with the TEXT it began with") from error
     checkpoint.check(given | {"data": corpus.sha256})
-    check_memory(GPTConfig(**checkpoint.config), TrainSettings(**checkpoint.settings).change(**changes), processes)
+    check_memory(GPTConfig(**checkpoint.config), checkpoint.settings_with(changes), processes)
     trainer = Trainer.from_checkpoint(checkpoint, corpus, changes, processes=processes)
     if processes.rank == 0:
         _say(f"going on after step {trainer.step} of {trainer.settings.steps} in {trainer.folder}")
     return trainer
+
+
+def _tell_token_files(paths, say):
+    """A folder with token files stands for these alone: who put texts beside them should know."""
+    from cmha.text.token_files import tokens_in_folder
+
+    for path in paths:
+        found = tokens_in_folder(path)
+        if found != [path]:
+            names = listed(os.path.basename(file) for file in found)
+            say(f"of the folder {quote_path(path)} only its token files: {names}")
 
 
 def _say(text):

@@ -31,11 +31,33 @@ class Corpus:
 
     @classmethod
     def from_ids(cls, training, validation, tokenizer=None):
-        """Of ids that are there already: arrays (n,) and (m,) of integers."""
+        """Of ids that are there already: arrays or lists (n,) and (m,) of integers from 0 to 2**32 - 1.
+
+        Other numbers than integers: TypeError; another shape, an id out of this range: ValueError.
+        """
+        training, validation = _checked("training", training), _checked("validation", validation)
         digest = hashlib.sha256(str(len(training)).encode())
         for ids in (training, validation):
-            digest.update(np.asarray(ids).astype("<u4"))
+            digest.update(ids.astype("<u4"))
         return cls(training, validation, tokenizer, digest.hexdigest())
+
+
+def _checked(name, ids):
+    """ids as an array (n,), of the type they have."""
+    try:
+        array = np.asarray(ids)
+    except ValueError:  # lists of unequal length
+        raise ValueError(message("train", f"{name} ids must be one row", "rows of unequal length")) from None
+    if array.ndim != 1:
+        raise ValueError(message("train", f"{name} ids must be one row", f"shape {array.shape}"))
+    if not array.size:
+        return array.astype(np.int64)
+    if array.dtype.kind not in "iu":
+        raise TypeError(message("train", f"{name} ids must be integers", f"dtype {array.dtype}"))
+    odd = array[(array < 0) | (array >= 1 << 32)]
+    if odd.size:
+        raise ValueError(message("train", f"{name} ids must be from 0 to 2**32 - 1", f"{odd[0]}"))
+    return array
 
 
 def open_data(paths, tokenizer, block_size):

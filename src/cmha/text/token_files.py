@@ -21,7 +21,7 @@ import tempfile
 import numpy as np
 from tqdm import tqdm
 
-from cmha.errors import CheckpointError, message, quote, quote_path
+from cmha.errors import CheckpointError, listed, message, quote, quote_path
 from cmha.files import read_header, read_text, write_atomically, write_text
 
 FORMAT = "cmha-tokens-1"
@@ -189,6 +189,9 @@ def open_token_files(paths, tokenizer=None):
     with byte_bar("checking ids", sum(os.path.getsize(path) for path in paths)) as bar:
         digests = [file.check(tokenizer.vocab_size, bar) for file in files]
     kept = [file for file in files if _is_validation(file.path)]
+    if len(kept) == len(files):
+        got = f"only {listed(quote_path(file.path) for file in kept)}, whose name holds the word `val`"
+        raise ValueError(message("train", "training split must hold a token file", got))
     training = _joined([file for file in files if file not in kept])
     return training, _joined(kept) if kept else None, tokenizer, digests
 

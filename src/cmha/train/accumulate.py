@@ -56,7 +56,7 @@ def share(count, rank, size):
     """(first, stop) of the micro-batches of process `rank` of `size`: a subtree, log2(size) levels below the root."""
     if size & (size - 1) or size > count:
         rule = "the number of processes must be a power of two, and at most that of micro-batches"
-        hint = "Smaller micro-batches make more of them" if size > count else None
+        hint = "A smaller micro_batch_size (--micro-batch-size) makes more of them" if size > count else None
         raise ValueError(message("train", rule, f"{size} processes and {count} micro-batches", hint=hint))
     first, stop = 0, count
     while size > 1:

@@ -16,11 +16,12 @@ from dataclasses import asdict, dataclass, field, fields
 
 import numpy as np
 
-from cmha.errors import CheckpointError, listed, message, quote, quote_path
-from cmha.files import check_seal, load_safetensors, save_safetensors
+from cmha.errors import CheckpointError, check_integer, listed, message, quote, quote_path
+from cmha.files import check_seal, load_safetensors, read_metadata, save_safetensors
 from cmha.text.token_files import tokenizer_from_state, tokenizer_state
 from cmha.threads import show_config
 from cmha.train.run_folder import locked
+from cmha.train.settings import TrainSettings
 
 FORMAT = "cmha-checkpoint-2"
 KEEP = 2
@@ -48,9 +49,10 @@ class Checkpoint:
     @classmethod
     def read(cls, path):
         """The checkpoint at path, every byte of it checked against its SHA-256; tensors are left to `restore`."""
-        metadata = check_seal(path)
+        metadata = read_metadata(path)
         if metadata.get("format") != FORMAT:
             _refuse(path, f"file must be a checkpoint of format {FORMAT}", quote(metadata.get("format")))
+        metadata = check_seal(path)
         values = {name: json.loads(text) for name, text in metadata.items() if name != "format"}
         return cls(path, **values)  # what has the right seal was written by `save`
 
@@ -104,6 +106,14 @@ class Checkpoint:
             rule = "a run goes on with the data, model and settings it began with"
             raise ValueError(message("resume", rule, f"{listed(odd, 30)} for {quote_path(self.path)}"))
 
+    def settings_with(self, changes):
+        """TrainSettings of a run that goes on with {name: value} changed."""
+        steps = changes.get("steps", self.step)
+        if check_integer("train", "steps", steps, 1, 2**63 - 1) < self.step:
+            got = f"steps={steps} after {self.step} in {quote_path(self.path)}"
+            raise ValueError(message("resume", "steps must be at least those already done", got))
+        return TrainSettings(**self.settings).change(**changes)
+
     def tokenizer_type(self):
         """char, byte, bpe; or None."""
         kind = type(self.load_tokenizer()).__name__
@@ -140,7 +150,8 @@ def newest(folder):
                 return Checkpoint.read(path), damaged
             except CheckpointError as error:
                 damaged.append(error)
-    raise damaged[0]
+    others = listed(os.path.basename(path) for _, path in checkpoints(folder)[-2::-1])
+    raise CheckpointError(f"{damaged[0]}; {f'damaged too: {others}' if others else 'there is no other checkpoint'}")
 
 
 def prune(folder, keep, below=None):

@@ -47,25 +47,35 @@ class TrainSettings:
 
     def __post_init__(self):
         def integer(name, least):
-            check_integer("train", name, getattr(self, name), least, 2**63 - 1)
+            value = check_integer("train", name, getattr(self, name), least, 2**63 - 1)
+            object.__setattr__(self, name, value)  # an int: NumPy's does not go into a checkpoint
+
+        def number(name, *rule):
+            object.__setattr__(self, name, check_number("train", name, getattr(self, name), *rule))
 
         for name, least in {"steps": 1, "batch_size": 1, "eval_interval": 1, "seed": 0}.items():
             integer(name, least)
         for name in ("lr", "grad_clip"):
-            check_number("train", name, getattr(self, name), lambda x: x > 0, "a finite number above 0")
+            number(name, lambda x: x > 0, "a finite number above 0")
         if self.schedule not in SCHEDULES:
             raise ValueError(message("train", f"schedule must be one of {', '.join(SCHEDULES)}", quote(self.schedule)))
         self._derive(micro_batch_size=self.batch_size, min_lr=self.lr / 10, warmup_steps=min(100, self.steps // 10))
         if self.schedule == "wsd":
             self._derive(decay_steps=min(-(-self.steps // 5), self.steps - min(self.warmup_steps, self.steps)))
         for name in ("min_lr", "weight_decay"):
-            check_number("train", name, getattr(self, name), lambda x: x >= 0, "a finite number of at least 0")
+            number(name, lambda x: x >= 0, "a finite number of at least 0")
         for name, least in {"micro_batch_size": 1, "warmup_steps": 0, "decay_steps": 0, "sample_interval": 1}.items():
             if getattr(self, name) is not None:
                 integer(name, least)
         for name in ("overfit_one_batch", "checkpoint_activations"):
             check_flag("train", name, getattr(self, name))
-        object.__setattr__(self, "betas", tuple(self.betas))
+        if not isinstance(self.betas, (tuple, list)):
+            raise TypeError(message("train", "betas must be a tuple of two numbers", quote(self.betas)))
+        if len(self.betas) != 2:
+            raise ValueError(message("train", "betas must be two numbers", quote(self.betas)))
+        share = (lambda x: 0 <= x < 1, "at least 0 and below 1")
+        betas = tuple(check_number("train", f"betas[{i}]", beta, *share) for i, beta in enumerate(self.betas))
+        object.__setattr__(self, "betas", betas)
         self._check_together()
 
     def _derive(self, **values):

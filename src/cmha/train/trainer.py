@@ -16,6 +16,7 @@ from cmha import _core, random
 from cmha.autograd import no_grad
 from cmha.errors import message, quote_path
 from cmha.gpt import GPT, GPTConfig
+from cmha.tensor import Tensor
 from cmha.text.corpora import check_length
 from cmha.train import run_folder
 from cmha.train.accumulate import Gradients, OneProcess, share, tree_sum
@@ -70,7 +71,8 @@ class Trainer:
         self.saved = None  # False from the beginning of the first save, True from its end
         self.begun = False  # whether the folder may hold a run that never came to its first checkpoint
         self.evaluated, self.best, self._since = [], None, dict(NOTHING_YET)
-        self._tokenizer, self._seen, self._saved_step = None, [], 0
+        self._tokenizer, self._seen = None, []
+        self._saved_step = 0  # None after a resume: the files beside the checkpoint may be of another step, or gone
 
     # ------------------------------------------------------------------------------------------ going on
     @classmethod
@@ -97,14 +99,11 @@ class Trainer:
     def from_checkpoint(cls, checkpoint, corpus, changes=None, **options):
         """changes: {name: value} of the settings in MAY_CHANGE."""
         checkpoint.check({"data": corpus.sha256, "tokenizer": tokenizer_dict(corpus.tokenizer)})
-        settings = TrainSettings(**checkpoint.settings).change(**(changes or {}))
-        if settings.steps < checkpoint.step:
-            got = f"steps={settings.steps} after {checkpoint.step} in {quote_path(checkpoint.path)}"
-            raise ValueError(message("resume", "steps must be at least those already done", got))
+        settings = checkpoint.settings_with(changes or {})
         folder = checkpoint.folder
         trainer = cls(GPT(GPTConfig(**checkpoint.config)), corpus, settings, folder, **options)
         checkpoint.restore(trainer.model, trainer.optimizer)
-        trainer.step, trainer._saved_step, trainer.saved = checkpoint.step, checkpoint.step, True
+        trainer.step, trainer._saved_step, trainer.saved = checkpoint.step, None, True
         trainer.evaluated, trainer.best, trainer._since = checkpoint.evaluated, checkpoint.best, checkpoint.since
         trainer._seen = checkpoints(folder)
         return trainer
@@ -214,20 +213,42 @@ class Trainer:
         _, loss = self.model(inputs[rows], targets[rows])
         value = loss.item()
         if not math.isfinite(value):
-            self._not_finite("loss", f"{value}")
+            self._not_finite("loss", f"{value}", (inputs[rows], targets[rows]))
         weight = np.count_nonzero(targets[rows] != -1) / counted if counted else 0.0
         loss.backward(weight)
         return Gradients.take(value * weight, self.optimizer.params)
 
-    def _not_finite(self, what, got):
-        bad = self._bad_weight()
-        found = f" with a weight of {bad} that is not" if bad else ""
+    def _not_finite(self, what, got, batch=None):
+        bad, found = self._bad_weight(), ""
+        if bad is not None:
+            found = f" with a weight of {bad} that is not"
+        elif batch is not None:
+            found = f", first in the output of {self._bad_output(*batch)}"
         raise ValueError(message("train", f"{what} must be finite", f"{got} at step {self.step + 1}{found}"))
 
     def _bad_weight(self):
         """The name of the first parameter that holds NaN or infinity, or None."""
         squares = _core.sums_of_squares([p.data for _, p in self.named])
         return next((name for (name, _), x in zip(self.named, squares, strict=True) if not math.isfinite(x)), None)
+
+    def _bad_output(self, inputs, targets):
+        """The name of the first module whose output holds NaN or infinity, where all weights are finite."""
+        found, handles = [], []
+
+        def look(name, output):
+            parts = output if isinstance(output, tuple) else (output,)
+            if not all(np.isfinite(np.asarray(part.detach())).all() for part in parts if isinstance(part, Tensor)):
+                found.append(name or "the whole model")
+
+        for name, module in self.model.named_modules():
+            handles.append(module.register_forward_hook(lambda _, args, output, name=name: look(name, output)))
+        try:
+            with no_grad():
+                self.model(inputs, targets)
+        finally:
+            for handle in handles:
+                handle.remove()
+        return found[0] if found else "the loss"
 
     def evaluate(self, stop=None):
         """Mean loss over every non-overlapping window of the validation ids; None when a signal came on the way."""
@@ -299,6 +320,8 @@ class Trainer:
     def sample(self, tokens=SAMPLE):
         """Text by the model as it is, from a new paragraph on where the tokenizer knows one; the same each time."""
         tokenizer = self.corpus.tokenizer
+        if tokenizer is None:
+            raise ValueError(message("sample", "a sample needs the tokenizer of its corpus", "none"))
         try:
             start = tokenizer.encode("\n\n")
         except ValueError:
@@ -308,7 +331,8 @@ class Trainer:
             ids = self.model.eval().generate([start], tokens, temperature=0.8, seed=self.settings.seed)[0]
         finally:
             self.model.train(was_training)
-        return tokenizer.decode(ids).strip("\n")
+        known = [i for i in ids if i < tokenizer.vocab_size]  # a padded vocabulary has ids that no token has
+        return tokenizer.decode(known).strip("\n")
 
     def _sample_is_due(self):
         interval = self.settings.sample_interval
