@@ -1,12 +1,14 @@
 """How a result is judged: element by element against float64, bit by bit against itself, gradients along directions."""
 
 import hashlib
+import os
 
 import numpy as np
 
 import cmha
 
 EPS = 2.0**-23
+SANITIZED = "libasan" in os.environ.get("LD_PRELOAD", "")  # a build that is checked needs several times the memory
 TINY = 2.0**-126
 
 

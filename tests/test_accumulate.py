@@ -218,6 +218,8 @@ import numpy as np
 from cmha import GPT, GPTConfig, set_num_threads
 from cmha.text.corpora import Corpus
 from cmha.train import Trainer, TrainSettings
+
+from .checking import SANITIZED
 set_num_threads(1)
 batch, micro, again = (int(word) for word in sys.argv[1:])
 def peak():
@@ -234,6 +236,7 @@ print(peak() - before)
 """
 
 
+@pytest.mark.skipif(SANITIZED, reason="memory is measured without sanitizers")
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc/self/status")
 def test_p6_the_estimate_knows_micro_batches_and_activation_checkpointing():
     """Against the growth of a process after its imports: never much above the estimate, never far below."""

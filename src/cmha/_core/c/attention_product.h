@@ -121,7 +121,10 @@ INLINE void product_rows(const int how, int r, const product *w, ptrdiff_t row, 
     typedef void (*of_height)(const product *, ptrdiff_t, ptrdiff_t);
     static const of_height by_rows[] = HEIGHTS(product_by_rows_), by_columns[] = HEIGHTS(product_by_columns_),
                            masked[] = HEIGHTS(product_masked_), picked[] = HEIGHTS(product_picked_);
-    (how == BY_ROWS ? by_rows : how == BY_COLUMNS ? by_columns : how == MASKED ? masked : picked)[r - 1](w, row, vectors);
+    if (how == BY_ROWS) by_rows[r - 1](w, row, vectors);
+    else if (how == BY_COLUMNS) by_columns[r - 1](w, row, vectors);
+    else if (how == MASKED) masked[r - 1](w, row, vectors);
+    else picked[r - 1](w, row, vectors);
 }
 
 /* Rows of the next tile of `left` rows; the last two tiles share what is left, as a tile of one row is slow. */
