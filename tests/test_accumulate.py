@@ -17,6 +17,8 @@ from cmha.train.accumulate import Gradients, OneProcess, share, tree_sum
 from cmha.train.batches import training_batch
 from cmha.train.memory import bytes_needed
 
+from .checking import SANITIZED
+
 IDS = np.random.default_rng(3).integers(0, 11, 400)
 
 
@@ -218,8 +220,6 @@ import numpy as np
 from cmha import GPT, GPTConfig, set_num_threads
 from cmha.text.corpora import Corpus
 from cmha.train import Trainer, TrainSettings
-
-from .checking import SANITIZED
 set_num_threads(1)
 batch, micro, again = (int(word) for word in sys.argv[1:])
 def peak():
