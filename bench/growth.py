@@ -97,6 +97,8 @@ def draw(path, report):
             place.set_xticks(found["values"], [str(v) for v in found["values"]], fontsize=7, rotation=45)
             place.minorticks_off()
             place.grid(alpha=0.3)
+            if axis == "threads":  # what matters there is the share that is left
+                place.set(xscale="linear", yscale="linear", ylim=(0, None))
             if found["exponents"]:
                 place.set_title(f"~ {axis[-1]}$^{{{found['exponents'][what]:.2f}}}$", fontsize=9)
         column[1].set_xlabel(found["what"], fontsize=7)
