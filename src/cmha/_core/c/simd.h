@@ -57,6 +57,8 @@ INLINE void emulated_store(float *p, __mmask16 m, __m512 a) {
     _mm512_storeu_ps(t, a);
     for (int i = 0; i < 16; i++) if (m >> i & 1) p[i] = t[i];
 }
+INLINE __m256 emulated_high(__m512 a) { float t[16]; _mm512_storeu_ps(t, a); return _mm256_loadu_ps(t + 8); }
+#define _mm512_extractf32x8_ps(a, half) emulated_high(a)
 #define _mm512_maskz_loadu_ps emulated_load
 #define _mm512_mask_storeu_ps emulated_store
 #else
