@@ -2,6 +2,7 @@
 
 import base64
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -118,8 +119,9 @@ def test_colour_only_where_it_is_wanted(monkeypatch):
 
 def test_the_command_prints_to_a_pipe_in_any_locale(run):
     command = [sys.executable, "-m", "cmha", "heads", str(run), "a \xe9", "--layer", "1"]
-    result = subprocess.run(command, capture_output=True, env={"LC_ALL": "C", "PYTHONUTF8": "0", "PATH": "/usr/bin",
-                            "PYTHONPATH": str(Path(cmha.__file__).parent.parent)})  # fmt: skip
+    path = str(Path(cmha.__file__).parent.parent)
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONPATH": path}
+    result = subprocess.run(command, capture_output=True, env=environment)
     assert result.returncode == 0 and result.stderr == b"" and b"\x1b" not in result.stdout
     assert b"layer 1" in result.stdout and b"layer 0" not in result.stdout and b"head 1" in result.stdout
 
