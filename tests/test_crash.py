@@ -21,6 +21,7 @@ from cmha.train import Trainer
 from cmha.train.checkpoint import newest
 
 from . import saving
+from .checking import SANITIZED
 
 ROOT = Path(__file__).resolve().parent.parent
 WHEN = {"write": 40, "fsync": 20, "rename": 10, "unlink": 5}  # more calls of a kind than a save makes
@@ -289,6 +290,7 @@ def test_f3_a_full_disk_and_a_read_only_one(small_disk, text):
     assert newest(small_disk / "run")[0].step == 2
 
 
+@pytest.mark.skipif(SANITIZED, reason="a sanitizer takes address space by the terabyte")
 def test_p6_memory_that_runs_out_is_one_line_and_no_folder(text, tmp_path):
     """The estimate is asked for what the system has, which knows nothing of a limit of this process."""
     sizes = ["--steps", 1, "--n-layer", 2, "--n-embd", 256, "--n-head", 2, "--block-size", 128, "--batch-size", 64]
