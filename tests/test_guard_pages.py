@@ -52,9 +52,9 @@ def work(at_end):
         x, y, t, row = floats(3, n), floats(3, n), floats(n, 3), floats(n)
         for f in (_core.add, _core.divide, _core.less):
             f(x, y), f(x, row)
-        for name in ("exp", "tanh", "sigmoid", "relu", "abs", "sqrt", "log", "negative"):
+        for name in ("exp", "tanh", "sigmoid", "relu", "abs", "sqrt", "log"):
             getattr(_core, f"{name}_backward")(y, x, getattr(_core, f"{name}_forward")(x))
-        _core.gelu_backward(y, x), _core.gelu_forward(x), _core.clip_forward(x, -1.0, 1.0)
+        _core.gelu_backward(y, x), _core.gelu_forward(x), _core.clip_forward(x, -1.0, 1.0), _core.negative_forward(x)
         for axes in ((0,), (1,), (0, 1)):
             _core.sum(x, axes), _core.var(x, axes), _core.mean(t, axes)
         _core.extreme(x, 1, 1), _core.extreme(t, 0, -1), _core.sums_of_squares([row])[0]

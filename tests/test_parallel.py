@@ -141,6 +141,13 @@ def test_what_all_find_wrong_is_told_once(alone, tmp_path):
         assert os.listdir(tmp_path) == []
 
 
+def test_other_commands_tell_an_error_once(tmp_path):
+    needs_mpi()
+    program = [MPIEXEC, "-n", "2", sys.executable, "-m", "cmha", "generate", "nowhere"]
+    done = subprocess.run(program, capture_output=True, text=True, env=environment(), cwd=tmp_path, timeout=240)
+    assert done.returncode == 1 and len(errors(done.stderr)) == 1, done.stderr
+
+
 def newest_of_ended(folder):
     """The newest checkpoint, once no rank holds the folder's lock: the launcher may end a moment before the last."""
     from cmha.train.checkpoint import newest

@@ -19,13 +19,20 @@ def to_tensor(x, op="tensor"):
     return Tensor(to_array(x, op))
 
 
+def _other(name, other):
+    """The other operand as a tensor; None where Python should ask its type what to do."""
+    try:
+        return to_tensor(other, name)
+    except TypeError:
+        if is_data(other):
+            raise
+        return None
+
+
 def _number_op(name, op, reverse=False):
     def method(self, other):
-        try:
-            other = to_tensor(other, name)
-        except TypeError:
-            if is_data(other):
-                raise
+        other = _other(name, other)
+        if other is None:
             return NotImplemented
         return make(op, other, self) if reverse else make(op, self, other)
 
@@ -34,11 +41,8 @@ def _number_op(name, op, reverse=False):
 
 def _compare_op(name, kernel, swap=False):
     def method(self, other):
-        try:
-            other = to_tensor(other, name)
-        except TypeError:
-            if is_data(other):
-                raise
+        other = _other(name, other)
+        if other is None:
             return NotImplemented
         return Tensor(kernel(other._data, self._data) if swap else kernel(self._data, other._data))
 

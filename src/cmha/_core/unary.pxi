@@ -94,10 +94,6 @@ def negative_forward(Array x not None):
     return unary(x, CMHA_NEGATIVE)
 
 
-def negative_backward(Array dy not None, Array x not None, Array y not None):
-    return unary_backward("negative", dy, "x", x, CMHA_NEGATIVE)
-
-
 cdef int check_bounds(double lowest, double highest) except -1:
     if not lowest <= highest:               # so that NaN is refused too
         raise ValueError(f"[clip] lowest must not be above highest; got lowest {lowest}, highest {highest}")

@@ -33,8 +33,6 @@ typedef struct {
     uint32_t some;                        /* bit r: row r sees a key of the block */
 } attention_panel;
 
-INLINE ptrdiff_t smaller(ptrdiff_t a, ptrdiff_t b) { return a < b ? a : b; }
-INLINE ptrdiff_t rounded_up(ptrdiff_t n, ptrdiff_t unit) { return (n + unit - 1) / unit * unit; }
 /* From row to row of copies of hd floats: whole vectors, and an odd number of cache lines, lest a column of them share
    few of L1's sets. */
 INLINE ptrdiff_t padded(ptrdiff_t hd) { return 16 * ((hd + 15) / 16 | 1); }

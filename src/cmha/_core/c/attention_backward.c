@@ -188,7 +188,7 @@ static void backward_pair(const backward_call *io, const block_pair *at, backwar
         keys = panel.end > keys ? panel.end : keys;
     }
     for (ptrdiff_t j = 0, r; j < keys; j += r) {
-        r = product_height(keys - j);
+        r = tile_rows(keys - j);
         add_to_keys(own.dk, j, (int)r, own.ds, own.q_rows, seen_by, hd, own.sums);
         add_to_keys(own.dv, j, (int)r, own.p, own.dy_rows, seen_by, hd, own.sums);
     }

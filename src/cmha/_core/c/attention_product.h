@@ -14,7 +14,7 @@ tile, nothing but the order of terms decides an output's bits. Tiles as in matmu
 #ifndef CMHA_ATTENTION_PRODUCT_H
 #define CMHA_ATTENTION_PRODUCT_H
 
-#include "simd.h"
+#include "tiles.h"
 
 #define PRODUCT_ROWS V_TILE_ROWS /* ROWS x VECTORS accumulators fill the registers */
 #define PRODUCT_VECTORS (V_TILE_VECTORS > 1 ? 2 : 1)
@@ -81,7 +81,6 @@ INLINE void product_across(const int r, const int how, const product *w, ptrdiff
         for (; x < vectors; x++) product_tile(r, 1, how, w, row, 16 * x);
 }
 
-/* One function for every height, so that each has its accumulators in registers. */
 #define HEIGHT(r) \
     static __attribute__((noinline, unused)) void product_by_rows_##r(const product *w, ptrdiff_t row, ptrdiff_t vectors) { \
         product_across(r, BY_ROWS, w, row, vectors); \
@@ -95,44 +94,21 @@ INLINE void product_across(const int r, const int how, const product *w, ptrdiff
     static __attribute__((noinline, unused)) void product_picked_##r(const product *w, ptrdiff_t row, ptrdiff_t vectors) { \
         product_across(r, PICKED, w, row, vectors); \
     }
-HEIGHT(1) HEIGHT(2) HEIGHT(3) HEIGHT(4)
-#if PRODUCT_ROWS > 4
-HEIGHT(5) HEIGHT(6)
-#endif
-#if PRODUCT_ROWS > 6
-HEIGHT(7) HEIGHT(8)
-#endif
+TILE_HEIGHTS(HEIGHT)
 #undef HEIGHT
-
-#define HEIGHTS(name) {name##1, name##2, name##3, name##4, HEIGHTS_6(name) HEIGHTS_8(name)}
-#if PRODUCT_ROWS > 4
-#define HEIGHTS_6(name) name##5, name##6,
-#else
-#define HEIGHTS_6(name)
-#endif
-#if PRODUCT_ROWS > 6
-#define HEIGHTS_8(name) name##7, name##8,
-#else
-#define HEIGHTS_8(name)
-#endif
 
 /* r rows from `row` on; `how` is a constant, so that a file compiles only what it uses. */
 INLINE void product_rows(const int how, int r, const product *w, ptrdiff_t row, ptrdiff_t vectors) {
     typedef void (*of_height)(const product *, ptrdiff_t, ptrdiff_t);
-    static const of_height by_rows[] = HEIGHTS(product_by_rows_), by_columns[] = HEIGHTS(product_by_columns_),
-                           masked[] = HEIGHTS(product_masked_), picked[] = HEIGHTS(product_picked_);
+    static const of_height by_rows[] = TILE_TABLE(product_by_rows_), by_columns[] = TILE_TABLE(product_by_columns_),
+                           masked[] = TILE_TABLE(product_masked_), picked[] = TILE_TABLE(product_picked_);
     if (how == BY_ROWS) by_rows[r - 1](w, row, vectors);
     else if (how == BY_COLUMNS) by_columns[r - 1](w, row, vectors);
     else if (how == MASKED) masked[r - 1](w, row, vectors);
     else picked[r - 1](w, row, vectors);
 }
 
-/* Rows of the next tile of `left` rows; the last two tiles share what is left, as a tile of one row is slow. */
-INLINE ptrdiff_t product_height(ptrdiff_t left) {
-    return left >= 2 * PRODUCT_ROWS ? PRODUCT_ROWS : left > PRODUCT_ROWS ? (left + 1) / 2 : left;
-}
-
 INLINE void product_all(const int how, const product *w, ptrdiff_t m, ptrdiff_t vectors) {
-    for (ptrdiff_t i = 0, r; i < m; i += r) product_rows(how, (int)(r = product_height(m - i)), w, i, vectors);
+    for (ptrdiff_t i = 0, r; i < m; i += r) product_rows(how, (int)(r = tile_rows(m - i)), w, i, vectors);
 }
 #endif

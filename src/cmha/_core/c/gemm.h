@@ -13,6 +13,7 @@ Vectors run over columns, never over k: an output's sum does not know the shape 
 #define CMHA_GEMM_H
 
 #include "variant.h"
+#include "tiles.h"
 
 #define KC 384 /* terms in a block of the sum: a promise (design: the order of sums), not a tuning constant */
 #define MR V_TILE_ROWS
@@ -22,9 +23,6 @@ Vectors run over columns, never over k: an output's sum does not know the shape 
 
 /* Element (r, c) is at data + r * row + c * col. */
 typedef struct { const float *data; ptrdiff_t row, col; } view;
-
-INLINE ptrdiff_t smaller(ptrdiff_t a, ptrdiff_t b) { return a < b ? a : b; }
-INLINE ptrdiff_t round_up(ptrdiff_t n, ptrdiff_t unit) { return (n + unit - 1) / unit * unit; }
 
 /* ------------------------------------------------------------------------------------------------- packing */
 
@@ -51,9 +49,6 @@ static void pack_b(float *to, view b, ptrdiff_t k, ptrdiff_t n) {
             for (int x = 0; x < 16; x++) panel[p * NR + x] = x < columns ? from[p * b.row + x * b.col] : 0.0f;
     }
 }
-
-/* Rows of the next tile of `left` rows: MR, but the last two tiles share what is left, as a tile of one row is slow. */
-INLINE ptrdiff_t tile_rows(ptrdiff_t left) { return left >= 2 * MR ? MR : left > MR ? (left + 1) / 2 : left; }
 
 /* a (m, k) -> tiles of r = tile_rows rows: (tile, k, r); the tile of row i starts at to + i * k. Eight columns at a
    time: columns are contiguous in most matrices that come here, and with large strides L1's sets hold no more. */
@@ -145,37 +140,14 @@ INLINE void strip_tiles(const int r, const int by_column, const strip *s) {
     }
 }
 
-/* One function for every height, so that each has its accumulators in registers. */
 #define STRIP(r) \
     static __attribute__((noinline)) void strip_rows_##r(const strip *s) { strip_tiles(r, 0, s); } \
     static __attribute__((noinline)) void strip_columns_##r(const strip *s) { strip_tiles(r, 1, s); }
-STRIP(1) STRIP(2) STRIP(3) STRIP(4)
-#if MR > 4
-STRIP(5) STRIP(6)
-#endif
-#if MR > 6
-STRIP(7) STRIP(8)
-#endif
+TILE_HEIGHTS(STRIP)
 #undef STRIP
 
 static void strip_run(const strip *s, ptrdiff_t r, int by_column) {
-    static void (*const table[2][MR])(const strip *) = {
-        {strip_rows_1, strip_rows_2, strip_rows_3, strip_rows_4,
-#if MR > 4
-         strip_rows_5, strip_rows_6,
-#endif
-#if MR > 6
-         strip_rows_7, strip_rows_8,
-#endif
-        },
-        {strip_columns_1, strip_columns_2, strip_columns_3, strip_columns_4,
-#if MR > 4
-         strip_columns_5, strip_columns_6,
-#endif
-#if MR > 6
-         strip_columns_7, strip_columns_8,
-#endif
-        }};
+    static void (*const table[2][MR])(const strip *) = {TILE_TABLE(strip_rows_), TILE_TABLE(strip_columns_)};
     table[by_column][r - 1](s);
 }
 #endif

@@ -2,7 +2,7 @@
 Every kernel's prototype, once: KERNEL(name, (arguments)). Included with KERNEL defined (variant.h, dispatch.h, dispatch.c).
 
 Conventions
-    outputs first, then inputs, then sizes and options, then scratch, last the number of threads
+    outputs first, then inputs, then sizes and options, then scratch, last `threads`: into how many parts (parallel.h)
     float32 throughout; ids are int64, masks uint8 (0 or 1); sizes and strides are ptrdiff_t, strides in elements
     x, y input and output, dx, dy their gradients; M rows, N columns; contiguous row-major unless strides are given
     a matrix is a pointer, a row stride and a column stride

@@ -27,9 +27,9 @@ the order it lies:
 
 /* Floats of scratch for one thread: a block of B, a block of A. */
 static ptrdiff_t scratch_b(ptrdiff_t N, ptrdiff_t K) {
-    return round_up(smaller(N, NC), NR) / NR * PANEL(smaller(K, KC));
+    return rounded_up(smaller(N, NC), NR) / NR * PANEL(smaller(K, KC));
 }
-static ptrdiff_t scratch_a(ptrdiff_t M, ptrdiff_t K) { return round_up(smaller(K, KC) * smaller(M, MC), 16); }
+static ptrdiff_t scratch_a(ptrdiff_t M, ptrdiff_t K) { return rounded_up(smaller(K, KC) * smaller(M, MC), 16); }
 
 static inline ptrdiff_t sum_blocks(ptrdiff_t K) { return (K + KC - 1) / KC; }
 
@@ -245,7 +245,7 @@ static void plan(job *w, int threads) {
         ptrdiff_t tiles = w->batch * w->m_tiles, wanted = (threads + tiles - 1) / tiles;
         if (w->n_blocks < wanted) w->n_blocks = smaller(wanted, (w->N + NR - 1) / NR);
     }
-    w->width = round_up((w->N + w->n_blocks - 1) / w->n_blocks, NR);
+    w->width = rounded_up((w->N + w->n_blocks - 1) / w->n_blocks, NR);
     w->n_blocks = (w->N + w->width - 1) / w->width;
 }
 
@@ -289,7 +289,7 @@ static void split_rows(const job *w, int threads) {
     float *c = w->c->data + w->c->offsets[0];
     ptrdiff_t strips = 1;
     while (blocks * strips % threads || N > strips * ROW_STRIP) strips++;
-    const ptrdiff_t width = round_up((N + strips - 1) / strips, 16);
+    const ptrdiff_t width = rounded_up((N + strips - 1) / strips, 16);
     CMHA_PARALLEL(threads, {
         ptrdiff_t begin, end;
         thread_share(blocks * strips, 1, &begin, &end);

@@ -87,7 +87,6 @@ INLINE m16 v_lt(v16 a, v16 b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
 INLINE m16 v_le(v16 a, v16 b) { return _mm512_cmp_ps_mask(a, b, _CMP_LE_OQ); }
 INLINE m16 v_eq(v16 a, v16 b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
 INLINE m16 m_and(m16 a, m16 b) { return (m16)(a & b); }
-INLINE m16 m_or(m16 a, m16 b) { return (m16)(a | b); }
 INLINE unsigned m_bits(m16 m) { return m; }
 INLINE m16 m_from_bits(unsigned bits) { return (m16)bits; }
 #define V_AS_INT(a) _mm512_castps_si512(a)
@@ -139,7 +138,6 @@ INLINE m16 v_lt(v16 a, v16 b) { return V_COMPARE(a, b, _CMP_LT_OQ); }
 INLINE m16 v_le(v16 a, v16 b) { return V_COMPARE(a, b, _CMP_LE_OQ); }
 INLINE m16 v_eq(v16 a, v16 b) { return V_COMPARE(a, b, _CMP_EQ_OQ); }
 INLINE m16 m_and(m16 a, m16 b) { return (m16){_mm256_and_ps(a.lo, b.lo), _mm256_and_ps(a.hi, b.hi)}; }
-INLINE m16 m_or(m16 a, m16 b) { return (m16){_mm256_or_ps(a.lo, b.lo), _mm256_or_ps(a.hi, b.hi)}; }
 INLINE unsigned m_bits(m16 m) { return (unsigned)_mm256_movemask_ps(m.lo) | (unsigned)_mm256_movemask_ps(m.hi) << 8; }
 INLINE m16 m_from_bits(unsigned bits) {
     const __m256i lane = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
@@ -194,7 +192,6 @@ INLINE m16 v_eq(v16 a, v16 b) { V_EACH(m16, vceqq_f32(a.r[i], b.r[i])); }
 INLINE v16 v_max(v16 a, v16 b) { return v_select(v_lt(b, a), a, b); }
 INLINE v16 v_min(v16 a, v16 b) { return v_select(v_lt(a, b), a, b); }
 INLINE m16 m_and(m16 a, m16 b) { V_EACH(m16, vandq_u32(a.r[i], b.r[i])); }
-INLINE m16 m_or(m16 a, m16 b) { V_EACH(m16, vorrq_u32(a.r[i], b.r[i])); }
 #define V_INT(a) vreinterpretq_u32_f32(a)
 INLINE v16 v_and_bits(v16 a, uint32_t u) { V_EACH(v16, vreinterpretq_f32_u32(vandq_u32(V_INT(a.r[i]), vdupq_n_u32(u)))); }
 INLINE v16 v_or_bits(v16 a, uint32_t u) { V_EACH(v16, vreinterpretq_f32_u32(vorrq_u32(V_INT(a.r[i]), vdupq_n_u32(u)))); }
@@ -228,7 +225,6 @@ INLINE m16 v_lt(v16 a, v16 b) { M_EACH(a.r[i] < b.r[i]); }
 INLINE m16 v_le(v16 a, v16 b) { M_EACH(a.r[i] <= b.r[i]); }
 INLINE m16 v_eq(v16 a, v16 b) { M_EACH(a.r[i] == b.r[i]); }
 INLINE m16 m_and(m16 a, m16 b) { return a & b; }
-INLINE m16 m_or(m16 a, m16 b) { return a | b; }
 INLINE unsigned m_bits(m16 m) { return m; }
 INLINE m16 m_from_bits(unsigned bits) { return bits & 0xffffu; }
 INLINE v16 v_and_bits(v16 a, uint32_t u) { V_EACH(f_from_bits(f_bits(a.r[i]) & u)); }

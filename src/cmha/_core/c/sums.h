@@ -9,12 +9,10 @@ block of 512; a block's 16 lanes are added by a fixed tree; block totals are add
 #ifndef CMHA_SUMS_H
 #define CMHA_SUMS_H
 
-#include "simd.h"
+#include "sizes.h"
 
 #define SUM_BLOCK 512
 #define SUM_STRIP 64 /* columns: 16 lanes of them are 4 kB, which stay in the nearest cache */
-
-INLINE ptrdiff_t smaller(ptrdiff_t a, ptrdiff_t b) { return a < b ? a : b; }
 
 /* The first `width` lanes, of p and of a; the others 0. With a constant 16 the test is gone. */
 INLINE v16 part_load(const float *p, int width) { return width < 16 ? v_load_n(p, width) : v_load(p); }

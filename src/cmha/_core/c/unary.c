@@ -6,7 +6,7 @@ One function of one element: exp, log, sqrt, tanh, sigmoid, relu, abs, negative,
                    exp       dy y              sigmoid   dy y (1 - y)
                    log       dy / x            relu      dy where x > 0, else 0
                    sqrt      dy / (2 y)        abs       dy sign(x), 0 at 0
-                   tanh      dy (1 - y^2)      negative  -dy
+                   tanh      dy (1 - y^2)
                clip: dy where lowest <= x <= highest, else 0
 
 x, y, dx, dy   (n), contiguous. NaN stays NaN forward, in relu and clip too, as with NumPy's maximum.
@@ -51,15 +51,14 @@ INLINE v16 unary_slope_vector(v16 dy, v16 saved, int op) {
     case CMHA_TANH: return v_mul(dy, v_fma(opposite(saved), saved, one));
     case CMHA_SIGMOID: return v_mul(dy, v_mul(saved, v_sub(one, saved)));
     case CMHA_RELU: return v_select(v_lt(zero, saved), dy, zero);
-    case CMHA_ABS: return v_select(v_lt(zero, saved), dy, v_select(v_lt(saved, zero), opposite(dy), zero));
-    default: return opposite(dy);
+    default: return v_select(v_lt(zero, saved), dy, v_select(v_lt(saved, zero), opposite(dy), zero)); /* abs */
     }
 }
 
 void KERNEL_NAME(unary_backward)(float *dx, const float *dy, const float *x, const float *y, int op, ptrdiff_t n,
                                  int threads) {
     int from_y = op == CMHA_EXP || op == CMHA_SQRT || op == CMHA_TANH || op == CMHA_SIGMOID;
-    const float *saved = op == CMHA_NEGATIVE ? dy : from_y ? y : x;
+    const float *saved = from_y ? y : x;
     CMHA_PARALLEL(threads, {
         ptrdiff_t begin, end;
         thread_share(n, 16, &begin, &end);
