@@ -2,6 +2,7 @@
 
 import os
 import sys
+from contextlib import nullcontext
 
 from cmha.cli import runs
 from cmha.cli.options import TOKENIZERS, UsageError, check_tokenizer, filled, integer, not_negative, number, positive
@@ -269,7 +270,8 @@ def _begin(args, out, processes):
     config = _config(args, corpus.tokenizer.vocab_size) if args.init is None else start
     check_memory(config, settings, processes)
     random.manual_seed(settings.seed)
-    model = GPT(config)
+    with nullcontext() if args.init is None else random.no_init():
+        model = GPT(config)
     if args.init is not None:
         whole = GPT.from_pretrained(args.init)
         whole.crop_block_size(block_size)

@@ -101,7 +101,9 @@ class Trainer:
         checkpoint.check({"data": corpus.sha256, "tokenizer": tokenizer_dict(corpus.tokenizer)})
         settings = checkpoint.settings_with(changes or {})
         folder = checkpoint.folder
-        trainer = cls(GPT(GPTConfig(**checkpoint.config)), corpus, settings, folder, **options)
+        with random.no_init():
+            model = GPT(GPTConfig(**checkpoint.config))
+        trainer = cls(model, corpus, settings, folder, **options)
         checkpoint.restore(trainer.model, trainer.optimizer)
         trainer.step, trainer._saved_step, trainer.saved = checkpoint.step, None, True
         trainer.evaluated, trainer.best, trainer._since = checkpoint.evaluated, checkpoint.best, checkpoint.since
