@@ -1,0 +1,46 @@
+"""What generate, stream and beam search are told, as types: for whoever reads a signature, and for the checker alone."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, Protocol, SupportsIndex, TypeAlias, TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cmha.nn.kv_cache import ModelCache
+from cmha.tensor import Tensor
+
+IdArray: TypeAlias = NDArray[np.integer[Any]] | Tensor
+IdRow: TypeAlias = Sequence[int] | NDArray[np.integer[Any]]
+Seed: TypeAlias = int | Sequence[int] | NDArray[np.integer[Any]] | None  # one, or one for each row; None draws one
+Stop: TypeAlias = SupportsIndex | Iterable[SupportsIndex] | None
+StopStrings: TypeAlias = str | Collection[str] | None
+
+
+class Decoder(Protocol):
+    """What reads the last ids to find a stop string: any tokenizer."""
+
+    def decode(self, ids: list[int], /) -> str: ...
+
+
+class StreamOptions(TypedDict, total=False):
+    """The keywords of stream; cmha/generate/sampling.py says what those of sampling do."""
+
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repetition_penalty: float
+    stop: Stop
+    stop_strings: StopStrings
+    tokenizer: Decoder | None
+    seed: Seed
+    cache: ModelCache | None
+
+
+class GenerateOptions(StreamOptions, total=False):
+    """Those of generate: the same, and beam search's."""
+
+    num_beams: int
+    length_penalty: float
