@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from cmha.generate.rows import Rows
     from cmha.generate.stops import Stops
+    from cmha.types import IntArray
 
 NOT_FOR_BEAMS = {"temperature": 1.0, "repetition_penalty": 1.0, "top_k": None, "top_p": None, "min_p": None}
 NOT_FOR_BEAMS |= {"seed": None}
@@ -63,7 +64,7 @@ def beam_search(
         for x in logits:
             check_logits(x, row=row, n=n)
         logprobs = log_softmax(logits)  # (beams, V)
-        sums = (np.array([[beam.total] for beam in beams]) + logprobs).ravel()  # in double
+        sums = (np.array([[beam.total] for beam in beams], np.float64) + logprobs).ravel()
         going: list[tuple[int, _Beam]] = []  # (the beam it came from, the extended beam)
         for rank, place in enumerate(_best(sums, min(wanted, sums.size)).tolist()):
             source, token = divmod(place, vocab_size)
@@ -90,7 +91,7 @@ def _score(beam: _Beam, length_penalty: float) -> float:
     return float(beam.total / len(beam.new) ** length_penalty)
 
 
-def _best(sums: NDArray[np.float64], count: int) -> NDArray[np.int64]:
+def _best(sums: NDArray[np.float64], count: int) -> IntArray:
     """Places of the `count` largest, in descending order, ties to the lower place."""
     least = np.partition(sums, sums.size - count)[sums.size - count]
     places = np.flatnonzero(sums >= least)

@@ -1,4 +1,4 @@
-"""What generate, stream and beam search are told, as types: for whoever reads a signature, and for the checker alone."""
+"""What generate and stream are told, as types: for who reads a signature, and a checker; nothing imports them else."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from numpy.typing import NDArray
 
 from cmha.nn.kv_cache import ModelCache
 from cmha.tensor import Tensor
+from cmha.types import FloatArray, IntArray
 
 IdArray: TypeAlias = NDArray[np.integer[Any]] | Tensor
 IdRow: TypeAlias = Sequence[int] | NDArray[np.integer[Any]]
+TokenRows: TypeAlias = IntArray | list[list[int]]  # the latter where the prompts differ in length
+LogprobRows: TypeAlias = FloatArray | list[list[float]]
 Seed: TypeAlias = int | Sequence[int] | NDArray[np.integer[Any]] | None  # one, or one for each row; None draws one
 Stop: TypeAlias = SupportsIndex | Iterable[SupportsIndex] | None
 StopStrings: TypeAlias = str | Collection[str] | None

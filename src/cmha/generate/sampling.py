@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from cmha.generate.options import Seed
+    from cmha.types import FloatArray, IntArray
 
 MAX_SEED = 2**63 - 1
 
@@ -78,8 +79,8 @@ def _check_seed(seed: Seed) -> int | tuple[int, ...]:
 
 def uniform(seed: int, row: int, n: int) -> float:
     """Draw n of a row in [0, 1): 53 bits of Philox, keyed by (seed, row), at counter n."""
-    raw = np.random.Philox(key=[seed, row], counter=[n, 0, 0, 0]).random_raw()
-    return (raw >> 11) * 2.0**-53
+    raw: int = np.random.Philox(key=[seed, row], counter=[n, 0, 0, 0]).random_raw()
+    return (raw >> 11) / 2**53
 
 
 def check_logits(logits: NDArray[np.floating[Any]], *, row: int, n: int) -> float:
@@ -125,13 +126,13 @@ def next_token(
 def _largest(x: NDArray[np.float64], k: int) -> NDArray[np.bool_]:
     """bool (V,): exactly the k largest of x, of equal ones those of the lowest ids."""
     least = np.partition(x, x.size - k)[x.size - k]
-    kept = x > least
+    kept: NDArray[np.bool_] = x > least
     equal = np.flatnonzero(x == least)
     kept[equal[: k - np.count_nonzero(kept)]] = True
     return kept
 
 
-def _descending(p: NDArray[np.float32]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+def _descending(p: FloatArray) -> tuple[NDArray[np.float64], IntArray]:
     """p float32 (V,) -> (those above 0 as float64, their ids), by descending value, then id. One sort of integers: the
     bits of floats above 0 have the order of their values, and below them stands the id."""
     ids = np.flatnonzero(p)
@@ -141,6 +142,6 @@ def _descending(p: NDArray[np.float32]) -> tuple[NDArray[np.float64], NDArray[np
     return p[order].astype(np.float64), order
 
 
-def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
+def log_softmax(logits: FloatArray) -> FloatArray:
     """logits (..., V) float32 -> log-probabilities under the model itself: no penalty, temperature or filter."""
     return np.asarray(_core.log_softmax_forward(_core.from_buffer(np.ascontiguousarray(logits)), -1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -9,11 +10,10 @@ import numpy as np
 from cmha.errors import check_integer, message, quote
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from cmha.generate.options import Decoder, Stop, StopStrings
     from cmha.gpt import GPT
     from cmha.nn.kv_cache import ModelCache
+    from cmha.types import IntArray
 
 
 class Stops:
@@ -23,7 +23,7 @@ class Stops:
     def __init__(
         self, vocab_size: int, stop: Stop = None, stop_strings: StopStrings = None, tokenizer: Decoder | None = None
     ) -> None:
-        ids = [] if stop is None else list(stop) if hasattr(stop, "__iter__") else [stop]
+        ids = [] if stop is None else list(stop) if isinstance(stop, Iterable) else [stop]
         self.ids = frozenset(check_integer("generate", "stop", token, 0, vocab_size - 1) for token in ids)
         self.strings = _check_strings(stop_strings)
         self.tokenizer = tokenizer
@@ -36,7 +36,7 @@ class Stops:
         """Whether a row ends with the last of its new ids."""
         if new_ids[-1] in self.ids:
             return True
-        if not self.strings:
+        if not self.strings or self.tokenizer is None:
             return False
         text = self.tokenizer.decode(new_ids[-self.reach :])
         return any(s in text for s in self.strings)
@@ -66,7 +66,7 @@ def check_cache(model: GPT, cache: ModelCache | None, rows: int, wanted: int) ->
         raise ValueError(message("generate", rule, f"capacity {cache.capacity}", f"at least {wanted}"))
 
 
-def filled(rows: list[list[int]]) -> NDArray[np.int64]:
+def filled(rows: list[list[int]]) -> IntArray:
     """Rows of unequal length as one int64 array: a row that ended goes on with its last id."""
     longest = max(len(row) for row in rows)
     return np.array([row + row[-1:] * (longest - len(row)) for row in rows], np.int64)

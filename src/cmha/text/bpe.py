@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
     import tokenizers
     from _typeshed import StrPath
-    from numpy.typing import ArrayLike, NDArray
+
+    from cmha.types import ArrayLike, IntArray
 
 
 FILE_NAME, CONFIG = "tokenizer.json", "tokenizer_config.json"
@@ -99,7 +100,7 @@ class BPETokenizer:
         ids: list[int] = self.encode_array(text, allow_special).tolist()
         return ids
 
-    def encode_array(self, text: str, allow_special: bool = False) -> NDArray[np.int64]:
+    def encode_array(self, text: str, allow_special: bool = False) -> IntArray:
         """text -> ids (n,) int64, without a Python object per token."""
         data = utf8(text, "encode")
         if self._missing and not self._missing.isdisjoint(data):

@@ -22,9 +22,10 @@ from cmha.text.tokenizers import ByteTokenizer, CharTokenizer, Tokenizer
 
 if TYPE_CHECKING:
     from _typeshed import StrPath
-    from numpy.typing import ArrayLike, NDArray
+    from numpy.typing import NDArray
 
     from cmha.text.token_files import Tokens
+    from cmha.types import ArrayLike
 
     Ids: TypeAlias = NDArray[np.integer[Any]] | Tokens  # of a corpus: in memory, or in mapped files
 

@@ -30,10 +30,11 @@ from cmha.files import read_header, read_text, write_atomically, write_text
 
 if TYPE_CHECKING:
     from _typeshed import StrPath
-    from numpy.typing import ArrayLike, NDArray
+    from numpy.typing import NDArray
 
     from cmha.files import _Counted
     from cmha.text.tokenizers import Tokenizer
+    from cmha.types import ArrayLike
 
 
 FORMAT = "cmha-tokens-1"

@@ -19,7 +19,9 @@ from cmha.files import read_json, write_json
 
 if TYPE_CHECKING:
     from _typeshed import StrPath
-    from numpy.typing import ArrayLike, NDArray
+    from numpy.typing import NDArray
+
+    from cmha.types import ArrayLike, IntArray
 
 
 FILE_NAME = "tokenizer_cmha.json"  # `tokenizer.json` is Hugging Face's and means something else
@@ -35,7 +37,7 @@ class Tokenizer(Protocol):
     def save(self, folder: StrPath, /) -> None: ...
 
 
-def checked_ids(ids: ArrayLike, vocab_size: int) -> NDArray[np.int64]:
+def checked_ids(ids: ArrayLike, vocab_size: int) -> IntArray:
     """ids (a list, an array, a tensor) as int64 (n,); an id outside the table is refused by name."""
     array = np.asarray(ids)
     if array.ndim != 1:
@@ -78,7 +80,7 @@ class CharTokenizer:
     def vocab_size(self) -> int:
         return len(self.characters)
 
-    def encode_array(self, text: str) -> NDArray[np.int64]:
+    def encode_array(self, text: str) -> IntArray:
         """text -> ids (n,) int64, without a Python object per character."""
         points = _code_points(text)
         ids = np.searchsorted(self._points, points)
@@ -124,7 +126,7 @@ class ByteTokenizer:
 
     vocab_size = 256
 
-    def encode_array(self, text: str) -> NDArray[np.int64]:
+    def encode_array(self, text: str) -> IntArray:
         """text -> ids (n,) int64, without a Python object per byte."""
         return np.frombuffer(utf8(text, "encode"), np.uint8).astype(np.int64)
 
