@@ -5,7 +5,7 @@ Shapes: B batch, T queries, S keys, H heads, D width (n_embd), hd head_dim, V vo
 
 from collections.abc import Callable, Sequence
 from types import EllipsisType
-from typing import Any, Literal, SupportsIndex, TypeAlias
+from typing import Any, Literal, SupportsIndex, TypeAlias, TypedDict
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -14,8 +14,8 @@ from cmha._core import Array
 from cmha.ops.embedding import RowGradient
 
 __all__ = [
-    "ArrayLike", "Axes", "Dtype", "FloatArray", "Gradient", "Index", "IntArray", "NumPyArray", "Op", "Shape", "Sizes",
-    "Vjp", "WantedWeights",
+    "ArrayLike", "AttentionOptions", "Axes", "Dtype", "FloatArray", "Gradient", "Index", "IntArray", "NumPyArray", "Op",
+    "Shape", "Sizes", "Vjp", "WantedWeights",
 ]  # fmt: skip
 
 Dtype: TypeAlias = Literal["float32", "int64", "bool"]
@@ -35,3 +35,17 @@ Gradient: TypeAlias = Array | RowGradient
 Vjp: TypeAlias = Callable[[Array], tuple[Gradient | None, ...]]
 Op: TypeAlias = Callable[..., tuple[Array, Vjp]]
 WantedWeights: TypeAlias = tuple[list[int] | None, tuple[int, int]] | None  # (heads, None: all; rows start, stop)
+
+
+class AttentionOptions(TypedDict, total=False):
+    """What attention in the core takes beside q, k and v."""
+
+    mask: Array | None  # bool, True = may attend, or float32, added to the scores; broadcastable to (B, H, T, S)
+    key_mask: Array | None  # bool (B, S), True = a real token
+    lengths: Array | None  # int64 (B): keys of each row
+    is_causal: bool
+    scale: float | None
+    dropout_p: float
+    seed: int
+    stream: int
+    first_row: int
