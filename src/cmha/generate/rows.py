@@ -10,10 +10,9 @@ import numpy as np
 from cmha.errors import message
 
 if TYPE_CHECKING:
-    from cmha.generate.options import IdArray, IdRow
     from cmha.gpt import GPT
     from cmha.nn.kv_cache import ModelCache
-    from cmha.types import ArrayLike, FloatArray, IntArray
+    from cmha.types import FloatArray, IntArray
 
 
 class Rows:
@@ -85,7 +84,7 @@ class Rows:
             ids.append(token)
 
 
-def check_prompts(ids: IdArray | Sequence[IdRow], vocab_size: int) -> tuple[list[IntArray], bool]:
+def check_prompts(ids: object, vocab_size: int) -> tuple[list[IntArray], bool]:
     """ids as a list of int64 arrays, at least one row of at least one id, each within the vocabulary; and whether they
     came as one rectangle."""
     try:

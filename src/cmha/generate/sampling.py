@@ -85,7 +85,7 @@ def uniform(seed: int, row: int, n: int) -> float:
 
 def check_logits(logits: NDArray[np.floating[Any]], *, row: int, n: int) -> float:
     """The largest of logits (V,), which have to be a distribution."""
-    highest = logits.max()
+    highest = float(logits.max())
     if not np.isfinite(highest):
         rule = "logits must not hold NaN or +inf, nor -inf only"
         raise ValueError(message("generate", rule, f"{highest} for new token {n} of row {row}"))
@@ -105,7 +105,7 @@ def next_token(
     if sampling.temperature == 0:
         return int(x.argmax())
     # In double; the largest becomes 0, so no temperature is too small.
-    x = (x.astype(np.float64, copy=False) - np.float64(highest)) / sampling.temperature
+    x = (x.astype(np.float64, copy=False) - highest) / sampling.temperature
     if sampling.top_k is not None and sampling.top_k < x.size:
         x[~_largest(x, sampling.top_k)] = -np.inf
     with np.errstate(over="ignore"):  # what is too far below becomes -inf, as it should

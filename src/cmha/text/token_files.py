@@ -100,7 +100,7 @@ class Tokens:
 
     def _cut(self, start: int, stop: int, step: int) -> Tokens:
         if step != 1:
-            raise ValueError(message("tokens", "a slice must have the step 1", step))
+            raise ValueError(message("tokens", "a slice must have the step 1", str(step)))
         parts = []
         for (file, first, last), end in zip(self._parts, self._ends.tolist(), strict=True):
             begin, shift = end - (last - first), first - (end - (last - first))
@@ -268,7 +268,7 @@ def write_tokens(path: StrPath, pieces: Iterable[NDArray[np.integer[Any]]], toke
         file.write(bytes(8 + room))
         for ids in pieces:
             data = np.ascontiguousarray(ids, dtype)
-            file.write(data.view(np.uint8))
+            file.write(data.view(np.uint8).data)
             digest.update(data.data)
             count += len(ids)
         file.replace_start(room.to_bytes(8, "little") + header(count, digest.hexdigest()).ljust(room))
