@@ -14,8 +14,8 @@ from cmha._core import Array
 from cmha.ops.embedding import RowGradient
 
 __all__ = [
-    "ArrayLike", "AttentionOptions", "Axes", "Dtype", "FloatArray", "Gradient", "Index", "IntArray", "NumPyArray", "Op",
-    "Shape", "Sizes", "Vjp", "WantedWeights",
+    "ArrayLike", "AttentionOptions", "Axes", "Dtype", "Event", "FloatArray", "Gradient", "Index", "IntArray",
+    "NumPyArray", "Op", "OpOfSeveral", "Shape", "Sizes", "Vjp", "WantedWeights",
 ]  # fmt: skip
 
 Dtype: TypeAlias = Literal["float32", "int64", "bool"]
@@ -34,6 +34,8 @@ IntArray: TypeAlias = NDArray[np.int64]
 Gradient: TypeAlias = Array | RowGradient
 Vjp: TypeAlias = Callable[[Array], tuple[Gradient | None, ...]]
 Op: TypeAlias = Callable[..., tuple[Array, Vjp]]
+OpOfSeveral: TypeAlias = Callable[..., tuple[Array | tuple[Array, ...], Vjp]]  # the first result has the gradient
+Event: TypeAlias = tuple[str, list[Array], Array, float]  # an op that ran: its name, inputs, output and seconds
 WantedWeights: TypeAlias = tuple[list[int] | None, tuple[int, int]] | None  # (heads, None: all; rows start, stop)
 
 
