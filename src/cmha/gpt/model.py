@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Self, overload
+from typing import TYPE_CHECKING, Any, Self, overload
 
 import numpy as np
 
@@ -45,7 +45,8 @@ class Block(Module):
             x = x + self.attn_dropout(self.attn(self.ln_1(x), cache=cache, is_causal=True))
         else:
             x = self.attn(self.ln_1(x), cache=cache, is_causal=True, residual=x)
-        return self.mlp(self.ln_2(x), residual=x)
+        out: Tensor = self.mlp(self.ln_2(x), residual=x)
+        return out
 
 
 class GPT(Module):
@@ -65,6 +66,7 @@ class GPT(Module):
         def __call__(
             self, ids: ArrayLike, targets: ArrayLike, *, cache: ModelCache | None = None
         ) -> tuple[Tensor, Tensor]: ...
+        def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
     def __init__(self, cfg: GPTConfig) -> None:
         if not isinstance(cfg, GPTConfig):
@@ -150,7 +152,8 @@ class GPT(Module):
         again = self.checkpoint_activations and is_grad_enabled()
         for block, layer in zip(self.h, caches, strict=True):
             x = recompute(block, x) if again else block(x, layer)
-        return self.ln_f(x)
+        out: Tensor = self.ln_f(x)
+        return out
 
     def _head(self, x: Tensor) -> Tensor:
         """(N, D) -> logits (N, V)"""

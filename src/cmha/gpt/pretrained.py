@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-_FIXED: dict[str, tuple[Any, ...]] = {  # what this model computes; another value in a file would silently compute something else
+# What this model computes: another value in a file would silently compute something else.
+_FIXED: dict[str, tuple[Any, ...]] = {
     "model_type": ("gpt2",),
     "activation_function": ("gelu_new", "gelu_pytorch_tanh"),  # two names of one formula
     "layer_norm_epsilon": (1e-5,),
