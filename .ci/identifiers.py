@@ -1,4 +1,4 @@
-"""The wheels that [tool.cibuildwheel] builds are the ones that are meant: asks cibuildwheel, which must be installed."""
+"""The wheels that [tool.cibuildwheel] builds are the ones that are meant: asks cibuildwheel itself."""
 
 import subprocess
 import sys
@@ -12,8 +12,8 @@ SYSTEMS = {  # platform -> (architectures, how its identifiers end)
 PYTHONS = ["cp311", "cp312", "cp313", "cp314", "cp314t", "cp315", "cp315t"]
 
 for platform, (archs, ends) in SYSTEMS.items():
-    command = [sys.executable, "-m", "cibuildwheel", "--print-build-identifiers", f"--platform={platform}", f"--archs={archs}"]
-    listed = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+    ask = [sys.executable, "-m", "cibuildwheel", "--print-build-identifiers", "--platform", platform, "--archs", archs]
+    listed = subprocess.run(ask, check=True, capture_output=True, text=True).stdout.split()
     meant = [f"{python}-{end}" for end in ends for python in PYTHONS]
     missing, extra = sorted(set(meant) - set(listed)), sorted(set(listed) - set(meant))
     if missing or extra:
