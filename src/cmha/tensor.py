@@ -342,7 +342,7 @@ class Tensor(Interchange):
                 )
             grad = _core.full(self.shape, 1.0)
         else:
-            grad = to_tensor(grad, "backward").float()._data
+            grad = autograd.lasting(to_tensor(grad, "backward").float()._data)  # a leaf may keep it
             if grad.shape != self.shape:
                 raise ValueError(
                     f"[backward] grad must have the tensor's shape; got {grad.shape}, expected {self.shape}"
@@ -361,6 +361,6 @@ def make(op, *tensors, **options):
 
 def _made(data, node):
     """A Tensor without the checks of its constructor: a graph makes thousands a second."""
-    t = object.__new__(Tensor)
+    t = Tensor.__new__(Tensor)
     t._data, t._grad, t._node, t._requires_grad = data, None, node, node is not None
     return t
