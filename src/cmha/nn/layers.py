@@ -36,6 +36,9 @@ class Linear(Module):
             return make(ops.linear_residual, residual, x, *parameters)
         return make(ops.linear_gelu if gelu else ops.linear, x, *parameters)
 
+    if TYPE_CHECKING:
+        __call__ = forward
+
 
 class LayerNorm(Module):
     """gamma (x - mean) / sqrt(var + eps) + beta over the last axis of width n (Ba et al. 2016)."""
@@ -52,6 +55,9 @@ class LayerNorm(Module):
             return make(ops.layer_norm, x, self.weight, eps=self.eps)
         return make(ops.layer_norm, x, self.weight, self.bias, eps=self.eps)
 
+    if TYPE_CHECKING:
+        __call__ = forward
+
 
 class Embedding(Module):
     """A table of n rows; ids (...) -> (..., width). Starts standard normal."""
@@ -66,6 +72,9 @@ class Embedding(Module):
         if ids.dtype != "int64":
             raise TypeError(f"[embedding] ids must be integers; got {ids.dtype}")
         return make(ops.embedding, self.weight, ids)
+
+    if TYPE_CHECKING:
+        __call__ = forward
 
 
 class Dropout(Module):
@@ -88,6 +97,9 @@ class Dropout(Module):
         row = x.size // x.shape[0] if x.ndim and x.shape[0] else 0
         return make(ops.dropout, x, p=self.p, seed=seed, stream=stream, first=first_row * row)
 
+    if TYPE_CHECKING:
+        __call__ = forward
+
 
 class MLP(Module):
     """GPT-2's feed-forward: D -> 4 D, GELU, 4 D -> D."""
@@ -104,3 +116,6 @@ class MLP(Module):
             return self.c_proj(x, residual=residual)  # (B, T, D)
         x = self.dropout(self.c_proj(x))  # (B, T, D)
         return x if residual is None else residual + x
+
+    if TYPE_CHECKING:
+        __call__ = forward
