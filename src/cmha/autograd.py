@@ -14,7 +14,7 @@ from cmha.ops.embedding import RowGradient
 
 class _PerThread(threading.local):
     off = 0  # depth of no_grad
-    events = None  # where `watch` records
+    events = ()  # the lists that `watch` records into
 
 
 _state = _PerThread()
@@ -70,13 +70,15 @@ def apply(op, *tensors, **options):
     if need:  # memory from outside may change before backward: keep a copy
         arrays = [_core.copy(a) if a.shared else a for a in arrays]
     events = _state.events
-    if events is None:
+    if not events:
         out, vjp = op(*arrays, **options)
     else:
         start = time.perf_counter()
         out, vjp = op(*arrays, **options)
         first = out[0] if isinstance(out, tuple) else out
-        events.append((op.__name__, arrays, first, time.perf_counter() - start))
+        event = op.__name__, arrays, first, time.perf_counter() - start
+        for record in events:
+            record.append(event)
     if not need:
         return out, None
     parents = [(t._node or t) if t._requires_grad else None for t in tensors]
@@ -87,10 +89,29 @@ def apply(op, *tensors, **options):
 
 @contextmanager
 def watch():
-    """Records every op that this thread runs inside, as (name, input arrays, output array, seconds)."""
-    before, _state.events = _state.events, []
+    """Records every op that this thread runs inside, as (name, input arrays, output array, seconds).
+
+    Several may record at once, and end in any order.
+    """
+    record = []
+    _state.events = (*_state.events, record)
     try:
-        yield _state.events
+        yield record
+    finally:
+        _state.events = tuple(other for other in _state.events if other is not record)
+
+
+def is_recorded(record):
+    """Does this list of `watch` get what this thread runs now?"""
+    return any(other is record for other in _state.events)
+
+
+@contextmanager
+def unwatched():
+    """Inside, nothing is recorded: a backward pass runs parts of the forward pass again."""
+    before, _state.events = _state.events, ()
+    try:
+        yield
     finally:
         _state.events = before
 

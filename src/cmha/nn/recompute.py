@@ -5,7 +5,7 @@ The second pass has the same input, the same parameters and the same dropout dra
 """
 
 from cmha import random
-from cmha.autograd import backward, grad_enabled, no_grad
+from cmha.autograd import backward, grad_enabled, no_grad, unwatched
 from cmha.tensor import Tensor, make
 
 
@@ -23,7 +23,7 @@ def recompute(module, x):
             after = random.position()
             random.rewind(start)
             try:
-                with grad_enabled():
+                with grad_enabled(), unwatched():
                     out = module(inside)
             finally:
                 random.rewind(after)
