@@ -1,32 +1,41 @@
 """Module: a thing with parameters. They are found by walking attributes; nothing is registered."""
 
-from collections.abc import Mapping
-from contextlib import ExitStack, contextmanager
-from typing import NamedTuple
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from cmha import _core
 from cmha.errors import check_flag, message, quote
 from cmha.tensor import Tensor, to_tensor
 
+if TYPE_CHECKING:
+    from cmha.types import ArrayLike
+
+    Hook = Callable[..., Any]  # hook(module, args, output), or hook(module, args, kwargs) before forward
+    Around = Callable[["Module"], AbstractContextManager[Callable[[Any], object]]]
+    Inside = Callable[[str, Tensor], Tensor]
+
 
 class Hooks(NamedTuple):
     """What runs with a module: dicts {handle: hook}, in the order of registering."""
 
-    before: dict  # forward: hook(module, args, kwargs)
-    after: dict  # forward: hook(module, args, output)
-    around: dict  # all of these: hook(module), a context whose value is called with the output that leaves
-    inside: dict  # an attention, at each named intermediate: hook(name, x) -> x
-    seeing: dict  # the same, behind them
+    before: dict[HookHandle, Hook]  # forward: hook(module, args, kwargs)
+    after: dict[HookHandle, Hook]  # forward: hook(module, args, output)
+    around: dict[HookHandle, Around]  # these: hook(module), a context whose value is called with what leaves them
+    inside: dict[HookHandle, Inside]  # an attention, at each named intermediate: hook(name, x) -> x
+    seeing: dict[HookHandle, Inside]  # the same, behind them
 
 
 class HookHandle:
     """What registering a hook returns; remove() takes the hook away, also a second time."""
 
-    def __init__(self, hooks, hook):
+    def __init__(self, hooks: dict[HookHandle, Any], hook: Hook) -> None:
         self._hooks = hooks
         hooks[self] = hook
 
-    def remove(self):
+    def remove(self) -> None:
         self._hooks.pop(self, None)
 
 
@@ -34,18 +43,19 @@ class Module:
     """Parameters are the attributes that are leaf Tensors needing gradients, those of attributes that are Modules, and
     of lists of Modules, in the order of assignment. Calling a module calls its forward."""
 
+    forward: Callable[..., Any]  # each subclass has its own
     training = True
-    _hooks = None  # Hooks, once there has been one
+    _hooks: Hooks | None = None  # once there has been one
 
-    def __call__(self, *args, **kwargs):
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._hooks is not None:
-            return self._call_with_hooks(args, kwargs)
+            return self._call_with_hooks(self._hooks, args, kwargs)
         return self.forward(*args, **kwargs)
 
-    def _call_with_hooks(self, args, kwargs):
+    def _call_with_hooks(self, hooks: Hooks, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """forward between the hooks. They see the module's own output: a residual is added, a GELU taken, behind them,
         with the same bits as inside the product."""
-        before, after, around, *_ = self._hooks
+        before, after, around, *_ = hooks
         if not (before or after or around):
             return self.forward(*args, **kwargs)
         residual, gelu = kwargs.pop("residual", None), kwargs.pop("gelu", None)
@@ -70,7 +80,7 @@ class Module:
             raise ValueError(message("hook", rule, y.shape, residual.shape))
         return (residual + y, *out[1:]) if isinstance(out, tuple) else residual + y
 
-    def _checked_input(self, hook, changed):
+    def _checked_input(self, hook: Hook, changed: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """What a pre-hook returned, if it can go into forward."""
         if isinstance(changed, tuple) and len(changed) == 2:
             args, kwargs = changed
@@ -79,7 +89,7 @@ class Module:
         rule = f"the forward pre-hook {_name(hook)} of {self._title()} must return None or (args, kwargs)"
         raise TypeError(message("hook", rule, quote(changed), "a tuple of a tuple and a dict"))
 
-    def _checked_output(self, hook, changed, out):
+    def _checked_output(self, hook: Hook, changed: Any, out: Any) -> Any:
         """What a forward hook returned, if it can stand for what a forward returned that gives tensors."""
         several = isinstance(out, tuple) and len(out) > 0
         if not isinstance(out[0] if several else out, Tensor) or isinstance(changed, Tensor):
@@ -90,7 +100,7 @@ class Module:
         rule = f"the forward hook {_name(hook)} of {self._title()} must return None or an output"
         raise TypeError(message("hook", rule, quote(changed), expected))
 
-    def register_forward_hook(self, hook):
+    def register_forward_hook(self, hook: Hook) -> HookHandle:
         """hook(module, args, output) runs after each forward; what it returns, if not None, is the output instead:
         a Tensor, or a tuple where forward gives a tuple.
 
@@ -99,25 +109,25 @@ class Module:
         """
         return self._register("after", hook)
 
-    def register_forward_pre_hook(self, hook):
+    def register_forward_pre_hook(self, hook: Hook) -> HookHandle:
         """hook(module, args, kwargs) runs before each forward; None, or the (args, kwargs) to go on with.
 
         As PyTorch's with with_kwargs=True. Returns a handle whose remove() ends it.
         """
         return self._register("before", hook)
 
-    def _register(self, which, hook):
+    def _register(self, which: str, hook: Hook) -> HookHandle:
         if not callable(hook):
             raise TypeError(f"[hook] a hook must be callable; got {type(hook).__name__}")
         if self._hooks is None:
             self._hooks = Hooks({}, {}, {}, {}, {})
         return HookHandle(getattr(self._hooks, which), hook)
 
-    def __getstate__(self):
+    def __getstate__(self) -> dict[str, Any]:
         """Without hooks: the handles that end them, and a trace that set them, are this module's, not its copy's."""
         return {name: value for name, value in vars(self).items() if name != "_hooks"}
 
-    def _children(self):
+    def _children(self) -> Iterator[tuple[str, Module | Tensor]]:
         """(name, value) of Tensors and Modules, lists opened."""
         for name, value in vars(self).items():
             if isinstance(value, list | tuple):
@@ -125,33 +135,33 @@ class Module:
             elif isinstance(value, Module | Tensor):
                 yield name, value
 
-    def named_modules(self, prefix=""):
+    def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
         yield prefix, self
         for name, child in self._children():
             if isinstance(child, Module):
                 yield from child.named_modules(f"{prefix}.{name}" if prefix else name)
 
-    def named_parameters(self):
+    def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """(name, Tensor) pairs; a parameter used in two places appears once, under its first name."""
-        seen = set()
+        seen: set[int] = set()
         for prefix, module in self.named_modules():
             for name, value in module._children():
                 if isinstance(value, Tensor) and value.requires_grad and value._node is None and id(value) not in seen:
                     seen.add(id(value))
                     yield f"{prefix}.{name}" if prefix else name, value
 
-    def parameters(self):
+    def parameters(self) -> list[Tensor]:
         return [p for _, p in self.named_parameters()]
 
-    def num_parameters(self):
+    def num_parameters(self) -> int:
         """Number of trained numbers, tied ones once."""
         return sum(p.size for p in self.parameters())
 
-    def state_dict(self):
+    def state_dict(self) -> dict[str, Tensor]:
         """Name -> tensor on the parameter's own memory, without gradient."""
         return {name: p.detach() for name, p in self.named_parameters()}
 
-    def load_state_dict(self, state):
+    def load_state_dict(self, state: Mapping[str, ArrayLike]) -> None:
         """Copy tensors or arrays into the parameters. Every name and shape must fit, else nothing is written."""
         if not isinstance(state, Mapping):
             raise TypeError(f"[load_state_dict] needs a dict of names and arrays; got {type(state).__name__}")
@@ -170,40 +180,40 @@ class Module:
         for name, t in new.items():
             _core.assign(own[name].data, t.data)
 
-    def train(self, mode=True):
+    def train(self, mode: bool = True) -> Self:
         mode = check_flag("train", "mode", mode)
         for _, module in self.named_modules():
             module.training = mode
         return self
 
-    def eval(self):
+    def eval(self) -> Self:
         return self.train(False)
 
-    def zero_grad(self):
+    def zero_grad(self) -> None:
         for p in self.parameters():
             p.grad = None
 
-    def describe(self):
+    def describe(self) -> str:
         """What stands between the brackets of repr."""
         return ""
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         lines = []
         for name, child in self._children():
             text = repr(child) if isinstance(child, Module) else f"{child.shape}"
             lines.append(f"  {name}: " + text.replace("\n", "\n  "))
         return self._title() + ("\n" + "\n".join(lines) if lines else "")
 
-    def _title(self):
+    def _title(self) -> str:
         return f"{type(self).__name__}({self.describe()})"
 
 
-def _name(hook):
+def _name(hook: Hook) -> str:
     return getattr(hook, "__qualname__", None) or type(hook).__qualname__
 
 
 @contextmanager
-def evaluating(module):
+def evaluating(module: Module) -> Iterator[None]:
     """Inside, a module and all its parts are in eval mode; each of them goes back to the mode it had."""
     modes = [(part, part.training) for _, part in module.named_modules()]
     module.eval()
