@@ -10,7 +10,7 @@ import numpy as np
 
 from cmha import _core, ops, random
 from cmha.autograd import lasting
-from cmha.errors import as_number, check_flag, check_integer, check_number, quote
+from cmha.errors import as_number, check_flag, check_indices, check_integer, check_number, message, quote
 from cmha.foreign import numpy_array, one_of, read_axis, read_sizes
 from cmha.interchange import CPU
 from cmha.tensor import Tensor, make, to_tensor
@@ -212,12 +212,11 @@ def wanted_weights(
 ) -> WantedWeights:
     """need_weights (a bool, or a list of heads) and weight_rows (None or (start, stop)) as the op takes them: None for
     no weights, else (heads or None for all, (start, stop))."""
-    if isinstance(need_weights, list | tuple):
-        heads = [check_integer(op, "a head of need_weights", h, 0, H - 1) for h in need_weights]
-        if not heads or len(set(heads)) < len(heads):
-            rule = "a list of heads must name at least one, and none twice"
-            raise ValueError(f"[{op}] {rule}; got need_weights={quote(need_weights)}")
-    elif not check_flag(op, "need_weights", need_weights):
+    if isinstance(need_weights, list | tuple | range) or getattr(need_weights, "ndim", 0):
+        heads = check_indices(op, "need_weights", need_weights, H)
+    elif not isinstance(need_weights, bool | np.bool_):
+        raise TypeError(message(op, "need_weights must be a bool or a list of heads", quote(need_weights)))
+    elif not need_weights:
         if weight_rows is not None:
             raise ValueError(f"[{op}] weight_rows needs need_weights; got weight_rows={quote(weight_rows)}")
         return None
@@ -225,10 +224,14 @@ def wanted_weights(
         heads = None
     if weight_rows is None:
         return heads, (0, T)
-    if not isinstance(weight_rows, list | tuple) or len(weight_rows) != 2:
-        raise TypeError(f"[{op}] weight_rows must be (start, stop); got {quote(weight_rows)}")
-    start = check_integer(op, "the start of weight_rows", weight_rows[0], 0, T)
-    return heads, (start, check_integer(op, "the stop of weight_rows", weight_rows[1], start, T))
+    ends = weight_rows.tolist() if hasattr(weight_rows, "tolist") else weight_rows
+    if isinstance(ends, range) and ends.step == 1:
+        ends = ends.start, ends.stop
+    if not isinstance(ends, list | tuple) or len(ends) != 2:
+        rule = "weight_rows must be (start, stop) or a range of step 1"
+        raise TypeError(message(op, rule, quote(weight_rows)))
+    start = check_integer(op, "the start of weight_rows", ends[0], 0, T)
+    return heads, (start, check_integer(op, "the stop of weight_rows", ends[1], start, T))
 
 
 def check_probability(op: str, name: str, p: float) -> float:
