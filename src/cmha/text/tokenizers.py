@@ -149,7 +149,7 @@ def load_own(folder, wanted=None):
 
 
 class StreamDecoder:
-    """Decodes ids as they come. A character cut in two waits for its rest; a byte that can start nothing shows at once.
+    """Decodes ids as they come. A character cut in two waits for its rest; a byte that can start nothing shows at once::
 
         decoder = StreamDecoder(tokenizer)
         for token in tokens: print(decoder.feed(token), end="")
