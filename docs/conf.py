@@ -23,6 +23,7 @@ exclude_patterns = ["_build"]
 
 html_theme = "furo"
 html_title = f"cmha {release}"
+html_static_path, html_css_files = ["_static"], ["site.css"]
 html_copy_source = html_show_copyright = False
 myst_heading_anchors = 3
 
@@ -55,6 +56,6 @@ def _help(title, *command):
 
 
 def setup(app):
-    os.environ.update(COLUMNS="100", NO_COLOR="1")  # what argparse looks at
+    os.environ.update(COLUMNS="90", NO_COLOR="1")  # what argparse looks at
     app.add_directive("command-line", CommandLine)
     return {"parallel_read_safe": True}
