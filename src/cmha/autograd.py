@@ -4,17 +4,26 @@ A Node is an op that ran: its vjp and, per argument, where the gradient goes: to
 Tensor itself, or nowhere (None). Gradients of broadcast arguments are summed here, and here alone they are accumulated.
 """
 
+from __future__ import annotations
+
 import threading
 import time
+from collections.abc import Iterator, Sequence
 from contextlib import ContextDecorator, contextmanager
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from cmha import _core
 from cmha.ops.embedding import RowGradient
 
+if TYPE_CHECKING:
+    from cmha._core import Array
+    from cmha.tensor import Tensor
+    from cmha.types import Event, Gradient, OpOfSeveral, Shape, Vjp
+
 
 class _PerThread(threading.local):
     off = 0  # depth of no_grad
-    events = None  # where `watch` records
+    events: list[Event] | None = None  # where `watch` records
 
 
 _state = _PerThread()
@@ -23,15 +32,15 @@ _state = _PerThread()
 class no_grad(ContextDecorator):
     """Inside (as a context or a decorator), this thread builds no graph."""
 
-    def __enter__(self):
+    def __enter__(self) -> None:
         _state.off += 1
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         _state.off -= 1
 
 
 @contextmanager
-def grad_enabled():
+def grad_enabled() -> Iterator[None]:
     """Inside, this thread builds a graph, also where no_grad stands around it."""
     before, _state.off = _state.off, 0
     try:
@@ -40,21 +49,23 @@ def grad_enabled():
         _state.off = before
 
 
-def is_grad_enabled():
+def is_grad_enabled() -> bool:
     return not _state.off
 
 
 class Node:
     __slots__ = ("name", "vjp", "parents", "shape", "saved", "born", "__weakref__")
 
-    def __init__(self, name, vjp, parents, shape, saved):
+    def __init__(
+        self, name: str, vjp: Vjp, parents: Sequence[Node | Tensor | None], shape: Shape, saved: Sequence[Array]
+    ) -> None:
         self.name, self.vjp, self.parents, self.shape = name, vjp, parents, shape
         self.saved, self.born = saved, _core.change_count()
 
-    def check_unchanged(self):
+    def check_unchanged(self) -> None:
         """What stood in memory at forward must still stand there: optimisers and loading write in place."""
-        if self.vjp is None:
-            raise RuntimeError("[backward] the graph was freed by an earlier backward; run the forward pass again")
+        if self.vjp is _freed:
+            _freed()
         for array in self.saved:
             if array.version > self.born:
                 raise RuntimeError(
@@ -63,7 +74,12 @@ class Node:
                 )
 
 
-def apply(op, *tensors, **options):
+def _freed(*_: object) -> NoReturn:
+    """The vjp of a node whose graph is gone."""
+    raise RuntimeError("[backward] the graph was freed by an earlier backward; run the forward pass again")
+
+
+def apply(op: OpOfSeveral, *tensors: Tensor, **options: Any) -> tuple[Array | tuple[Array, ...], Node | None]:
     """Run op on the tensors' arrays; returns (array or tuple of arrays, Node or None)."""
     need = not _state.off and True in [t._requires_grad for t in tensors]
     arrays = [t._data for t in tensors]
@@ -86,27 +102,29 @@ def apply(op, *tensors, **options):
 
 
 @contextmanager
-def watch():
+def watch() -> Iterator[list[Event]]:
     """Records every op that this thread runs inside, as (name, input arrays, output array, seconds)."""
-    before, _state.events = _state.events, []
+    events: list[Event] = []
+    before, _state.events = _state.events, events
     try:
-        yield _state.events
+        yield events
     finally:
         _state.events = before
 
 
-def dense(grad):
+def dense(grad: Gradient) -> Array:
     return grad.dense() if isinstance(grad, RowGradient) else grad
 
 
-def sum_to_shape(grad, shape):
+def sum_to_shape(grad: Gradient, shape: Shape) -> Gradient:
     """Undo broadcasting: sum over the axes that were added or repeated."""
-    return grad if grad.shape == shape else _core.sum_to(grad, shape)
+    return grad if grad.shape == shape else _core.sum_to(dense(grad), shape)
 
 
-def _order(root):
+def _order(root: Node) -> list[Node]:
     """Nodes reachable from root, each before the nodes it was made from. A loop: graphs can be 100,000 nodes deep."""
-    order, seen, stack = [], {root}, [(root, iter(root.parents))]
+    order: list[Node] = []
+    seen, stack = {root}, [(root, iter(root.parents))]
     while stack:
         node, parents = stack[-1]
         for parent in parents:
@@ -121,7 +139,7 @@ def _order(root):
     return order
 
 
-def backward(root, grad):
+def backward(root: Node | Tensor, grad: Array) -> list[tuple[Tensor, Array]]:
     """Gradients of `root` (a Node or a leaf tensor) for `grad` to every leaf; returns [(leaf, gradient array)].
 
     Nothing is written to the leaves here, so an error on the way changes no gradient. Each node is freed once it ran.
@@ -131,7 +149,8 @@ def backward(root, grad):
     order = _order(root)
     for node in order:
         node.check_unchanged()
-    grads, leaves = {root: grad}, {}
+    grads: dict[Node, Gradient] = {root: grad}
+    leaves: dict[Tensor, Gradient] = {}
     for node in order:
         dy = grads.pop(node, None)
         if dy is not None:
@@ -139,7 +158,7 @@ def backward(root, grad):
             for parent, dx in zip(node.parents, node.vjp(dy), strict=True):
                 if parent is None or dx is None:
                     continue
-                into = grads if isinstance(parent, Node) else leaves
+                into: dict[Any, Gradient] = grads if isinstance(parent, Node) else leaves
                 dx = sum_to_shape(dx, parent.shape)
                 if parent not in into:
                     into[parent] = dx
@@ -147,5 +166,5 @@ def backward(root, grad):
                     into[parent] = _core.embedding_add_rows(dense(into[parent]), dx.rows, dx.ids)
                 else:
                     into[parent] = _core.add(dense(into[parent]), dx)
-        node.vjp, node.parents, node.saved = None, (), ()
+        node.vjp, node.parents, node.saved = _freed, (), ()
     return [(leaf, dense(grad)) for leaf, grad in leaves.items()]
