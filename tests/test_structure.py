@@ -17,7 +17,7 @@ LAYERS = [
     {"entry", "errors"},
     {"_core", "files", "tensor_file"},
     {"ops", "types"},
-    {"autograd", "foreign", "tensor", "random", "functional", "threads"},
+    {"autograd", "foreign", "interchange", "tensor", "random", "functional", "threads"},
     {"nn"},
     {"gpt", "text", "generate"},
     {"train"},

@@ -8,6 +8,7 @@ import numpy as np
 from cmha import _core, autograd, ops
 from cmha.errors import as_number, check_flag, quote
 from cmha.foreign import is_data, one_of, read_axes, read_axis, read_sizes, to_array
+from cmha.interchange import Interchange
 
 
 def to_tensor(x, op="tensor"):
@@ -49,11 +50,10 @@ def _compare_op(name, kernel, swap=False):
     return method
 
 
-class Tensor:
+class Tensor(Interchange):
     """Row-major tensor of float32, int64 or bool; made by cmha.tensor, zeros, ones, full, arange, randn, from_numpy."""
 
     __slots__ = ("_data", "_grad", "_requires_grad", "_node", "__weakref__")
-    __array_ufunc__ = None  # a NumPy array on the left hands the operation to us
     __hash__ = object.__hash__
 
     def __init__(self, data, requires_grad=False):
@@ -137,32 +137,6 @@ class Tensor:
             rule = "the format must suit a number" if self.size == 1 else "several elements are formatted as text"
             raise ValueError(f"[format] {rule}; got {quote(spec)} for shape {self.shape}") from None
 
-    # ------------------------------------------------------------------------------------------ out of here
-    def numpy(self):
-        """A read-only NumPy view on the same memory (after detach() if the tensor needs gradients)."""
-        if self.requires_grad:
-            raise RuntimeError("[numpy] the tensor needs gradients, which NumPy would lose; call detach() first")
-        return np.asarray(self._data)
-
-    def __array__(self, dtype=None, copy=None):
-        a = self.numpy()
-        return a.astype(dtype) if dtype is not None and dtype != a.dtype else a.copy() if copy else a
-
-    def item(self):
-        return self._data.item()
-
-    def tolist(self):
-        return np.asarray(self._data).tolist()
-
-    def __float__(self):
-        return float(self.item())
-
-    def __int__(self):
-        return int(self.item())
-
-    def __bool__(self):
-        return bool(self.item())
-
     def detach(self):
         """The same memory, outside the graph."""
         return Tensor(self._data)
@@ -170,9 +144,6 @@ class Tensor:
     def float(self):
         """float32 (int64 and bool converted)."""
         return self if self.dtype == "float32" else Tensor(_core.to_float(self._data))
-
-    def __reduce__(self):
-        return _unpickle, (np.array(self._data), self.requires_grad)
 
     # ------------------------------------------------------------------------------------------ shape
     def reshape(self, *shape):
@@ -393,7 +364,3 @@ def _made(data, node):
     t = object.__new__(Tensor)
     t._data, t._grad, t._node, t._requires_grad = data, None, node, node is not None
     return t
-
-
-def _unpickle(array, requires_grad):
-    return Tensor(array, requires_grad)

@@ -1,0 +1,38 @@
+"""How a tensor leaves: as a NumPy view, as Python numbers, through pickle."""
+
+import numpy as np
+
+
+class Interchange:
+    """The half of Tensor that other libraries see."""
+
+    __slots__ = ()
+    __array_ufunc__ = None  # a NumPy array on the left hands the operation to us
+
+    def numpy(self):
+        """A read-only NumPy view on the same memory (after detach() if the tensor needs gradients)."""
+        if self.requires_grad:
+            raise RuntimeError("[numpy] the tensor needs gradients, which NumPy would lose; call detach() first")
+        return np.asarray(self._data)
+
+    def __array__(self, dtype=None, copy=None):
+        a = self.numpy()
+        return a.astype(dtype) if dtype is not None and dtype != a.dtype else a.copy() if copy else a
+
+    def item(self):
+        return self._data.item()
+
+    def tolist(self):
+        return np.asarray(self._data).tolist()
+
+    def __float__(self):
+        return float(self.item())
+
+    def __int__(self):
+        return int(self.item())
+
+    def __bool__(self):
+        return bool(self.item())
+
+    def __reduce__(self):
+        return type(self), (np.array(self._data), self.requires_grad)
