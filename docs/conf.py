@@ -24,7 +24,7 @@ exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"cmha {release}"
 html_static_path, html_css_files = ["_static"], ["site.css"]
-html_copy_source = html_show_copyright = False
+html_copy_source = html_show_copyright = html_show_search_summary = False  # a summary would be fetched
 myst_heading_anchors = 3
 
 default_role = "code"  # `x` in a docstring is code
@@ -55,7 +55,13 @@ def _help(title, *command):
     return [section]
 
 
+def _arrows(app, what, name, thing, options, lines):
+    """`->` as one character, which a narrow screen cannot break in two."""
+    lines[:] = [line.replace("->", "\u2192") for line in lines]
+
+
 def setup(app):
     os.environ.update(COLUMNS="90", NO_COLOR="1")  # what argparse looks at
     app.add_directive("command-line", CommandLine)
+    app.connect("autodoc-process-docstring", _arrows)
     return {"parallel_read_safe": True}
