@@ -183,7 +183,8 @@ def _package() -> ModuleType:
         import tokenizers
     except ImportError:
         raise ImportError(message("bpe", "needs the package tokenizers", hint="pip install 'cmha[bpe]'")) from None
-    return tokenizers
+    package: ModuleType = tokenizers
+    return package
 
 
 def _refuse(path: str, rule: str, got: str, expected: str | None = None) -> NoReturn:
