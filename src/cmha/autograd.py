@@ -18,7 +18,7 @@ from cmha.ops.embedding import RowGradient
 if TYPE_CHECKING:
     from cmha._core import Array
     from cmha.tensor import Tensor
-    from cmha.types import Event, Gradient, OpOfSeveral, Shape, Vjp
+    from cmha.types import Event, Gradient, OpOfTwo, Shape, Vjp
 
 
 class _PerThread(threading.local):
@@ -86,8 +86,8 @@ def _freed(*_: object) -> NoReturn:
     raise RuntimeError("[backward] the graph was freed by an earlier backward; run the forward pass again")
 
 
-def apply(op: OpOfSeveral, *tensors: Tensor, **options: Any) -> tuple[Array | tuple[Array, ...], Node | None]:
-    """Run op on the tensors' arrays; returns (array or tuple of arrays, Node or None)."""
+def apply(op: OpOfTwo, *tensors: Tensor, **options: Any) -> tuple[Array | tuple[Array, Array], Node | None]:
+    """Run op on the tensors' arrays; returns (array or two arrays, Node or None)."""
     need = not _state.off and True in [t._requires_grad for t in tensors]
     arrays = [t._data for t in tensors]
     if need:  # memory from outside may change before backward: keep a copy

@@ -14,14 +14,15 @@ from cmha._core import Array
 from cmha.ops.embedding import RowGradient
 
 __all__ = [
-    "ArrayLike", "AttentionOptions", "Axes", "Dtype", "Event", "FloatArray", "Gradient", "Index", "IntArray",
-    "NumPyArray", "Op", "OpOfSeveral", "Shape", "Sizes", "Vjp", "WantedWeights",
+    "ArrayLike", "AttentionOptions", "Axes", "Dtype", "Event", "Flag", "FloatArray", "Gradient", "Index",
+    "IntArray", "NumPyArray", "Op", "OpOfTwo", "Shape", "Sizes", "Vjp", "WantedWeights",
 ]  # fmt: skip
 
 Dtype: TypeAlias = Literal["float32", "int64", "bool"]
 Shape: TypeAlias = tuple[int, ...]
 Sizes: TypeAlias = SupportsIndex | Sequence[SupportsIndex]  # one size, or a tuple, list or array of them
-Axes: TypeAlias = SupportsIndex | Sequence[SupportsIndex] | None  # None: all
+Axes: TypeAlias = SupportsIndex | tuple[SupportsIndex, ...] | list[int] | None  # None: all
+Flag: TypeAlias = bool | None  # None: not given
 IndexItem: TypeAlias = SupportsIndex | slice | EllipsisType | None
 Index: TypeAlias = IndexItem | tuple[IndexItem, ...]
 
@@ -34,7 +35,7 @@ IntArray: TypeAlias = NDArray[np.int64]
 Gradient: TypeAlias = Array | RowGradient
 Vjp: TypeAlias = Callable[[Array], tuple[Gradient | None, ...]]
 Op: TypeAlias = Callable[..., tuple[Array, Vjp]]
-OpOfSeveral: TypeAlias = Callable[..., tuple[Array | tuple[Array, ...], Vjp]]  # the first result has the gradient
+OpOfTwo: TypeAlias = Callable[..., tuple[Array | tuple[Array, Array], Vjp]]  # the second result has no gradient
 Event: TypeAlias = tuple[str, list[Array], Array, float]  # an op that ran: its name, inputs, output and seconds
 WantedWeights: TypeAlias = tuple[list[int] | None, tuple[int, int]] | None  # (heads, None: all; rows start, stop)
 

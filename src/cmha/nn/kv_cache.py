@@ -68,9 +68,9 @@ class KVCache:
             _core.assign(self._v[place], v)
         else:
             for row, start in enumerate(self.lengths.tolist()):
-                place = (row, slice(None), slice(start, start + n))
-                _core.assign(self._k[place], k[row])
-                _core.assign(self._v[place], v[row])
+                behind = (row, slice(None), slice(start, start + n))
+                _core.assign(self._k[behind], k[row])
+                _core.assign(self._v[behind], v[row])
         used = (slice(None), slice(None), slice(0, longest + n))
         return Tensor(self._k[used]), Tensor(self._v[used])
 
@@ -177,8 +177,13 @@ class ModelCache:
         for layer in self.layers:
             layer.lengths = self.lengths
 
-    batch_size = property(lambda self: self.layers[0].batch_size)
-    capacity = property(lambda self: self.layers[0].capacity)
+    @property
+    def batch_size(self) -> int:
+        return self.layers[0].batch_size
+
+    @property
+    def capacity(self) -> int:
+        return self.layers[0].capacity
 
     def __len__(self) -> int:
         return len(self.layers[0])

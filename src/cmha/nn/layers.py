@@ -42,6 +42,9 @@ class Linear(Module):
             return make(ops.linear_residual, residual, x, *parameters)
         return make(ops.linear_gelu if gelu else ops.linear, x, *parameters)
 
+    if TYPE_CHECKING:
+        __call__ = forward
+
 
 class LayerNorm(Module):
     """weight (x - mean) / sqrt(var + eps) + bias over the last axis of size n (Ba et al. 2016, arXiv:1607.06450).
@@ -61,6 +64,9 @@ class LayerNorm(Module):
             return make(ops.layer_norm, x, self.weight, eps=self.eps)
         return make(ops.layer_norm, x, self.weight, self.bias, eps=self.eps)
 
+    if TYPE_CHECKING:
+        __call__ = forward
+
 
 class Embedding(Module):
     """A table of n rows, weight (n, width), that starts standard normal."""
@@ -76,6 +82,9 @@ class Embedding(Module):
         if ids.dtype != "int64":
             raise TypeError(f"[embedding] ids must be integers; got {ids.dtype}")
         return make(ops.embedding, self.weight, ids)
+
+    if TYPE_CHECKING:
+        __call__ = forward
 
 
 class Dropout(Module):
@@ -105,6 +114,9 @@ class Dropout(Module):
         row = x.size // x.shape[0] if x.ndim and x.shape[0] else 0
         return make(ops.dropout, x, p=self.p, seed=seed, stream=stream, first=first_row * row)
 
+    if TYPE_CHECKING:
+        __call__ = forward
+
 
 class MLP(Module):
     """GPT-2's feed-forward, gelu(x W_1 + b_1) W_2 + b_2, from D to 4 D to D (Radford et al. 2019)."""
@@ -121,3 +133,6 @@ class MLP(Module):
             return self.c_proj(x, residual=residual)  # (B, T, D)
         x = self.dropout(self.c_proj(x))  # (B, T, D)
         return x if residual is None else residual + x
+
+    if TYPE_CHECKING:
+        __call__ = forward

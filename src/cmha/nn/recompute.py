@@ -23,7 +23,8 @@ def recompute(module: Module, x: Tensor) -> Tensor:
     parameters = module.parameters()
     start = random.position()
 
-    def checkpoint(x: Array, *_: Array) -> tuple[Array, Vjp]:  # an op: its arguments are x and the parameters, so their gradients are its own
+    # an op: its arguments are x and the parameters, so their gradients are its own
+    def checkpoint(x: Array, *_: Array) -> tuple[Array, Vjp]:
         with no_grad():
             y: Array = module(Tensor(x)).data
 
