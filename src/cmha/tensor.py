@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 import numpy as np
 
 from cmha import _core, autograd, ops
+from cmha.along_axes import AlongAxes
 from cmha.errors import as_number, check_flag, quote
-from cmha.foreign import is_data, one_of, read_axes, read_axis, read_sizes, to_array
+from cmha.foreign import is_data, read_axis, read_sizes, to_array
 from cmha.interchange import Interchange
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def _compare_op(
     return method
 
 
-class Tensor(Interchange):
+class Tensor(AlongAxes, Interchange):
     """Row-major tensor of float32, int64 or bool; made by cmha.tensor, zeros, ones, full, arange, randn, from_numpy."""
 
     __slots__ = ("_data", "_grad", "_requires_grad", "_node", "__weakref__")
@@ -281,24 +282,6 @@ class Tensor(Interchange):
         return make(ops.clip, self.float(), lowest=lo, highest=hi)
 
     # ------------------------------------------------------------------------------------------ along axes
-    def sum(self, axis: Axes = None, keepdims: Flag = None, *, dim: Axes = None, keepdim: Flag = None) -> Tensor:
-        return self._reduce("sum", ops.sum, axis, keepdims, dim, keepdim)
-
-    def mean(self, axis: Axes = None, keepdims: Flag = None, *, dim: Axes = None, keepdim: Flag = None) -> Tensor:
-        """Mean; NaN over an empty axis."""
-        return self._reduce("mean", ops.mean, axis, keepdims, dim, keepdim)
-
-    def var(self, axis: Axes = None, keepdims: Flag = None, *, dim: Axes = None, keepdim: Flag = None) -> Tensor:
-        """Mean squared distance from the mean: divides by N."""
-        return self._reduce("var", ops.var, axis, keepdims, dim, keepdim)
-
-    def max(self, axis: Axes = None, keepdims: Flag = None, *, dim: Axes = None, keepdim: Flag = None) -> Tensor:
-        """Largest value, NaN if there is one; the first of equal ones gets the gradient."""
-        return self._reduce("max", ops.max, axis, keepdims, dim, keepdim, one_axis=True)
-
-    def min(self, axis: Axes = None, keepdims: Flag = None, *, dim: Axes = None, keepdim: Flag = None) -> Tensor:
-        return self._reduce("min", ops.min, axis, keepdims, dim, keepdim, one_axis=True)
-
     def argmax(self, axis: Axes = None, keepdims: Flag = None, *, dim: Axes = None, keepdim: Flag = None) -> Tensor:
         """Index of the first largest value (of the flattened tensor without an axis)."""
         axes, keepdims = self._reduced("argmax", axis, keepdims, dim, keepdim, one_axis=True)
@@ -309,37 +292,9 @@ class Tensor(Interchange):
             raise ValueError(f"[argmax] there must be an element; got shape {self.shape}")
         return self._kept(Tensor(_core.extreme(x, axis, 1)[1]), axes, keepdims)
 
-    def _reduce(
-        self, name: str, op: Op, axis: Axes, keepdims: Flag, dim: Axes, keepdim: Flag, one_axis: bool = False
-    ) -> Tensor:
-        axes, keepdims = self._reduced(name, axis, keepdims, dim, keepdim, one_axis)
-        if one_axis and self.ndim == 0:
-            return self.float()
-        return self._kept(make(op, self.float(), axes=axes), axes, keepdims)
-
-    def _reduced(
-        self, name: str, axis: Axes, keepdims: Flag, dim: Axes, keepdim: Flag, one_axis: bool
-    ) -> tuple[tuple[int, ...], bool]:
-        """The axes to reduce, ascending, and whether they stay with size 1."""
-        keepdims = one_of(name, "keepdims", keepdims, "keepdim", keepdim, False)
-        axis = one_of(name, "axis", axis, "dim", dim, None)
-        axes = read_axes(name, axis, self.ndim)
-        if one_axis and axis is not None and len(axes) != 1:
-            raise ValueError(f"[{name}] one axis, or none for all; got axis={quote(axis)}")
-        return axes, check_flag(name, "keepdims", keepdims)
-
-    def _kept(self, y: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
-        return y.reshape([1 if i in axes else n for i, n in enumerate(self.shape)]) if keepdims else y
-
-    def softmax(self, axis: SupportsIndex | None = None, *, dim: SupportsIndex | None = None) -> Tensor:
-        return make(ops.softmax, self.float(), axis=one_of("softmax", "axis", axis, "dim", dim, -1))
-
-    def softmax_last_dim(self) -> Tensor:
-        """The lesson's name for softmax(-1)."""
-        return self.softmax(-1)
-
-    def log_softmax(self, axis: SupportsIndex | None = None, *, dim: SupportsIndex | None = None) -> Tensor:
-        return make(ops.log_softmax, self.float(), axis=one_of("log_softmax", "axis", axis, "dim", dim, -1))
+    def _as_float(self, op: Op, **options: Any) -> Tensor:
+        """What an op of one argument makes of this: AlongAxes cannot know `make`."""
+        return make(op, self.float(), **options)
 
     def masked_fill(self, mask: ArrayLike, value: builtins.float) -> Tensor:
         """value where mask (bool, broadcastable to self) is True; no gradient flows there."""
