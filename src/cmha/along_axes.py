@@ -28,21 +28,35 @@ class AlongAxes:
         def _as_float(self, op: Op, **options: Any) -> Tensor: ...
 
     def sum(self, axis: Axes = None, keepdims: Flag = None, *, dim: Axes = None, keepdim: Flag = None) -> Tensor:
+        """The sum over one axis, a tuple of axes, or all (the default); keepdims leaves them with size 1.
+
+        int64 and bool are summed as float32; 0 over an empty axis.
+        """
         return self._reduce("sum", ops.sum, axis, keepdims, dim, keepdim)
 
     def mean(self, axis: Axes = None, keepdims: Flag = None, *, dim: Axes = None, keepdim: Flag = None) -> Tensor:
-        """Mean; NaN over an empty axis."""
+        """The mean over one axis, a tuple of axes, or all (the default); NaN over an empty axis."""
         return self._reduce("mean", ops.mean, axis, keepdims, dim, keepdim)
 
     def var(self, axis: Axes = None, keepdims: Flag = None, *, dim: Axes = None, keepdim: Flag = None) -> Tensor:
-        """Mean squared distance from the mean: divides by N."""
+        """The variance, mean((x - mean(x))^2), over one axis, a tuple of axes, or all (the default): divides by N.
+
+        NaN over an empty axis.
+        """
         return self._reduce("var", ops.var, axis, keepdims, dim, keepdim)
 
     def max(self, axis: Axes = None, keepdims: Flag = None, *, dim: Axes = None, keepdim: Flag = None) -> Tensor:
-        """Largest value, NaN if there is one; the first of equal ones gets the gradient."""
+        """The largest value along one axis, or of all elements (the default); NaN if there is one.
+
+        The first of equal ones gets the gradient. ValueError: several axes, an empty one.
+        """
         return self._reduce("max", ops.max, axis, keepdims, dim, keepdim, one_axis=True)
 
     def min(self, axis: Axes = None, keepdims: Flag = None, *, dim: Axes = None, keepdim: Flag = None) -> Tensor:
+        """The smallest value along one axis, or of all elements (the default); NaN if there is one.
+
+        The first of equal ones gets the gradient. ValueError: several axes, an empty one.
+        """
         return self._reduce("min", ops.min, axis, keepdims, dim, keepdim, one_axis=True)
 
     def _reduce(
@@ -68,6 +82,10 @@ class AlongAxes:
         return y.reshape([1 if i in axes else n for i, n in enumerate(self.shape)]) if keepdims else y
 
     def softmax(self, axis: SupportsIndex | None = None, *, dim: SupportsIndex | None = None) -> Tensor:
+        """exp(x_j - m) / sum_k exp(x_k - m) along an axis (the last by default), m the largest x.
+
+        A row of -inf only gives zeros, and no gradient.
+        """
         return self._as_float(ops.softmax, axis=one_of("softmax", "axis", axis, "dim", dim, -1))
 
     def softmax_last_dim(self) -> Tensor:
@@ -75,4 +93,8 @@ class AlongAxes:
         return self.softmax(-1)
 
     def log_softmax(self, axis: SupportsIndex | None = None, *, dim: SupportsIndex | None = None) -> Tensor:
+        """x_j - m - log sum_k exp(x_k - m) along an axis (the last by default), m the largest x.
+
+        A row of -inf only stays -inf, and gets no gradient.
+        """
         return self._as_float(ops.log_softmax, axis=one_of("log_softmax", "axis", axis, "dim", dim, -1))

@@ -22,7 +22,7 @@ class Interchange:
     __array_ufunc__ = None  # a NumPy array on the left hands the operation to us
 
     def numpy(self) -> NumPyArray:
-        """A read-only NumPy view on the same memory (after detach() if the tensor needs gradients)."""
+        """A read-only NumPy view on the same memory. RuntimeError for a tensor that needs gradients: detach() first."""
         if self.requires_grad:
             raise RuntimeError("[numpy] the tensor needs gradients, which NumPy would lose; call detach() first")
         return np.asarray(self._data)
@@ -32,9 +32,11 @@ class Interchange:
         return a.astype(dtype) if dtype is not None and dtype != a.dtype else a.copy() if copy else a
 
     def item(self) -> float:
+        """The one element as a Python number. ValueError where there are more, or none."""
         return self._data.item()
 
     def tolist(self) -> Any:
+        """Nested lists of Python numbers; of a tensor without axes, the number."""
         return np.asarray(self._data).tolist()
 
     def __float__(self) -> float:

@@ -31,10 +31,17 @@ class Tokenizer(Protocol):
     """What a corpus, a trainer or a stop string needs of a tokenizer: any object that has these may stand for ours."""
 
     @property
-    def vocab_size(self) -> int: ...
-    def encode(self, text: str, /) -> list[int]: ...
-    def decode(self, ids: list[int], /) -> str: ...
-    def save(self, folder: StrPath, /) -> None: ...
+    def vocab_size(self) -> int:
+        """Number of ids, V."""
+
+    def encode(self, text: str, /) -> list[int]:
+        """text -> list of ids."""
+
+    def decode(self, ids: list[int], /) -> str:
+        """ids (n,) -> text."""
+
+    def save(self, folder: StrPath, /) -> None:
+        """Writes its files into the folder."""
 
 
 def checked_ids(ids: ArrayLike, vocab_size: int) -> IntArray:
