@@ -31,7 +31,13 @@ _state = _PerThread()
 
 
 class no_grad(ContextDecorator):
-    """Inside (as a context or a decorator), this thread builds no graph."""
+    """Inside, as a context or a decorator, this thread builds no graph: results need no gradients.
+
+    >>> x = cmha.ones(2, requires_grad=True)
+    >>> with cmha.no_grad():
+    ...     (x * 2).requires_grad
+    False
+    """
 
     def __enter__(self) -> None:
         _state.off += 1
@@ -51,6 +57,7 @@ def grad_enabled() -> Iterator[None]:
 
 
 def is_grad_enabled() -> bool:
+    """Whether this thread builds a graph, that is, stands in no no_grad."""
     return not _state.off
 
 
