@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Literal, SupportsIndex, overload
 import numpy as np
 
 from cmha import _core, ops, random
+from cmha.autograd import lasting
 from cmha.errors import as_number, check_flag, check_integer, check_number, quote
 from cmha.foreign import numpy_array, one_of, read_axis, read_sizes
+from cmha.interchange import CPU
 from cmha.tensor import Tensor, make, to_tensor
 
 if TYPE_CHECKING:
     from cmha._core import Array
-    from cmha.types import ArrayLike, Dtype, NumPyArray, Sizes, WantedWeights
+    from cmha.types import ArrayLike, Dtype, NumPyArray, Sizes, SupportsDLPack, WantedWeights
 
 INT64 = (-(1 << 63), (1 << 63) - 1)
 
@@ -33,6 +35,31 @@ def from_numpy(array: NumPyArray, requires_grad: bool = False) -> Tensor:
     if not isinstance(array, np.ndarray):
         raise TypeError(f"[from_numpy] needs a NumPy array; got {type(array).__name__}")
     return Tensor(_core.from_buffer(numpy_array(array, "from_numpy")), requires_grad)
+
+
+def from_dlpack(x: SupportsDLPack) -> Tensor:
+    """On the memory of any array that speaks DLPack (PyTorch, JAX, NumPy, ...): float32, int64 or bool, on the CPU.
+
+    No copy is made; the memory is held until the last view of it is gone, and marked as shared (see from_numpy).
+    TypeError: another dtype; cast it there, or copy with cmha.tensor(x). BufferError: another device, or x refuses, as
+    PyTorch's tensors do that need gradients.
+    """
+    op = "from_dlpack"
+    if not hasattr(x, "__dlpack__") or not hasattr(x, "__dlpack_device__"):
+        raise TypeError(f"[{op}] needs an array with __dlpack__ and __dlpack_device__; got {type(x).__name__}")
+    device = tuple(int(n) for n in x.__dlpack_device__())
+    if device != CPU:
+        raise BufferError(f"[{op}] memory must be the CPU's; got DLPack device {device}, expected {CPU}")
+    rule = f"[{op}] elements must be float32, int64 or bool; got {quote(str(getattr(x, 'dtype', type(x).__name__)))}"
+    try:
+        array = np.from_dlpack(x)
+    except BufferError:
+        raise
+    except (RuntimeError, TypeError) as error:  # what NumPy has no dtype for
+        raise TypeError(f"{rule}: {error}") from None
+    if array.dtype not in (np.float32, np.int64, np.bool_):
+        raise TypeError(rule)
+    return Tensor(_core.from_buffer(numpy_array(array, op)))
 
 
 def zeros(*shape: Sizes, requires_grad: bool = False) -> Tensor:
@@ -177,7 +204,7 @@ def attention_mask(mask: ArrayLike | None, op: str = "attention") -> Array | Non
         )
     if mask.ndim not in (2, 4):
         raise ValueError(f"[{op}] mask must be (T, S) or broadcast to (B, H, T, S); got {mask.shape}")
-    return mask.data
+    return lasting(mask.data)
 
 
 def wanted_weights(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 import numpy as np
 
 from cmha import ops, random
-from cmha.autograd import no_grad
+from cmha.autograd import lasting, no_grad
 from cmha.errors import check_flag, check_integer
 from cmha.functional import attention_mask, cat, check_probability, wanted_weights
 from cmha.nn.kv_cache import KVCache
@@ -257,7 +257,7 @@ class MultiHeadAttention(Module):
             raise TypeError(f"[attention] key_mask must be bool (True = a real token); got {key_mask.dtype}")
         if key_mask.shape != (x.shape[0], S):
             raise ValueError(f"[attention] key_mask must be (B, S); got {key_mask.shape}, expected {(x.shape[0], S)}")
-        return key_mask.data
+        return lasting(key_mask.data)
 
     if TYPE_CHECKING:  # Module.__call__ runs forward, between the hooks
 
