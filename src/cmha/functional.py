@@ -52,7 +52,7 @@ def from_dlpack(x: SupportsDLPack) -> Tensor:
         raise BufferError(f"[{op}] memory must be the CPU's; got DLPack device {device}, expected {CPU}")
     rule = f"[{op}] elements must be float32, int64 or bool; got {quote(str(getattr(x, 'dtype', type(x).__name__)))}"
     try:
-        array = np.from_dlpack(x)
+        array = x if isinstance(x, np.ndarray) else np.from_dlpack(x)  # NumPy before 2.1 refuses its own read-only ones
     except BufferError:
         raise
     except (RuntimeError, TypeError) as error:  # what NumPy has no dtype for
