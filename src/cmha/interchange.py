@@ -47,7 +47,7 @@ class Interchange(_core.Buffered):
         return self._data
 
     def numpy(self) -> NumPyArray:
-        """A read-only NumPy view on the same memory (after detach() if the tensor needs gradients)."""
+        """A read-only NumPy view on the same memory. RuntimeError for a tensor that needs gradients: detach() first."""
         return np.asarray(self._readable("numpy", RuntimeError))
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NumPyArray:
@@ -88,9 +88,11 @@ class Interchange(_core.Buffered):
         return view.__dlpack__(**options)
 
     def item(self) -> float:
+        """The one element as a Python number. ValueError where there are more, or none."""
         return self._data.item()
 
     def tolist(self) -> Any:
+        """Nested lists of Python numbers; of a tensor without axes, the number."""
         return np.asarray(self._data).tolist()
 
     def __float__(self) -> float:

@@ -33,7 +33,12 @@ _here = threading.local()
 
 
 def manual_seed(seed: SupportsIndex) -> None:
-    """Start every stream of this process again from `seed` (an int from 0 to 2**64 - 1)."""
+    """Start every stream of this process again from `seed`, an int from 0 to 2^64 - 1: rand, randn, new layers,
+    dropout.
+
+    Numbers are counter-based (Philox, Salmon et al. 2011): a draw depends on seed, place and step, not on what ran
+    before.
+    """
     global _state
     if isinstance(seed, bool) or not hasattr(seed, "__index__"):
         raise TypeError(f"[manual_seed] seed must be an int; got {seed!r}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cmha import random
-from cmha.autograd import backward, grad_enabled, no_grad
+from cmha.autograd import backward, grad_enabled, no_grad, unwatched
 from cmha.tensor import Tensor, make
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def recompute(module: Module, x: Tensor) -> Tensor:
             after = random.position()
             random.rewind(start)
             try:
-                with grad_enabled():
+                with grad_enabled(), unwatched():
                     out = module(inside)
             finally:
                 random.rewind(after)
