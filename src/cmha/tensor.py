@@ -182,7 +182,7 @@ class Tensor(AlongAxes, Interchange):
         return make(ops.reshape, self, shape=read_sizes(shape))
 
     def permute(self, *axes: Sizes) -> Tensor:
-        """A view with the axes in this order, each named once: shape[i] becomes shape[axes[i]]."""
+        """A view whose axis i is axis axes[i] of this one; each is named once."""
         return make(ops.permute, self, axes=read_sizes(axes))
 
     def transpose(self, axis0: SupportsIndex, axis1: SupportsIndex) -> Tensor:
