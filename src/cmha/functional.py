@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Literal, SupportsIndex, overload
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, overload
 
 import numpy as np
 
 from cmha import _core, ops, random
-from cmha.errors import as_number, check_flag, check_integer, check_number, quote
+from cmha.autograd import lasting
+from cmha.errors import as_number, check_flag, check_indices, check_integer, check_number, message, quote
 from cmha.foreign import numpy_array, one_of, read_axis, read_sizes
+from cmha.interchange import CPU
 from cmha.tensor import Tensor, make, to_tensor
 
 if TYPE_CHECKING:
@@ -41,6 +43,31 @@ def from_numpy(array: NumPyArray, requires_grad: bool = False) -> Tensor:
     if not isinstance(array, np.ndarray):
         raise TypeError(f"[from_numpy] needs a NumPy array; got {type(array).__name__}")
     return Tensor(_core.from_buffer(numpy_array(array, "from_numpy")), requires_grad)
+
+
+def from_dlpack(x: Any) -> Tensor:
+    """On the memory of any array that speaks DLPack (PyTorch, JAX, NumPy, ...): float32, int64 or bool, on the CPU.
+
+    No copy is made; the memory is held until the last view of it is gone, and marked as shared (see from_numpy).
+    TypeError: another dtype; cast it there, or copy with cmha.tensor(x). BufferError: another device, or x refuses, as
+    PyTorch's tensors do that need gradients.
+    """
+    op = "from_dlpack"
+    if not hasattr(x, "__dlpack__") or not hasattr(x, "__dlpack_device__"):
+        raise TypeError(f"[{op}] needs an array with __dlpack__ and __dlpack_device__; got {type(x).__name__}")
+    device = tuple(int(n) for n in x.__dlpack_device__())
+    if device != CPU:
+        raise BufferError(f"[{op}] memory must be the CPU's; got DLPack device {device}, expected {CPU}")
+    rule = f"[{op}] elements must be float32, int64 or bool; got {quote(str(getattr(x, 'dtype', type(x).__name__)))}"
+    try:
+        array = x if isinstance(x, np.ndarray) else np.from_dlpack(x)  # NumPy before 2.1 refuses its own read-only ones
+    except BufferError:
+        raise
+    except (RuntimeError, TypeError) as error:  # what NumPy has no dtype for
+        raise TypeError(f"{rule}: {error}") from None
+    if array.dtype not in (np.float32, np.int64, np.bool_):
+        raise TypeError(rule)
+    return Tensor(_core.from_buffer(numpy_array(array, op)))
 
 
 def zeros(*shape: Sizes, requires_grad: bool = False) -> Tensor:
@@ -218,7 +245,7 @@ def attention_mask(mask: ArrayLike | None, op: str = "attention") -> Array | Non
         )
     if mask.ndim not in (2, 4):
         raise ValueError(f"[{op}] mask must be (T, S) or broadcast to (B, H, T, S); got {mask.shape}")
-    return mask.data
+    return lasting(mask.data)
 
 
 def wanted_weights(
@@ -226,12 +253,11 @@ def wanted_weights(
 ) -> WantedWeights:
     """need_weights (a bool, or a list of heads) and weight_rows (None or (start, stop)) as the op takes them: None for
     no weights, else (heads or None for all, (start, stop))."""
-    if isinstance(need_weights, list | tuple):
-        heads = [check_integer(op, "a head of need_weights", h, 0, H - 1) for h in need_weights]
-        if not heads or len(set(heads)) < len(heads):
-            rule = "a list of heads must name at least one, and none twice"
-            raise ValueError(f"[{op}] {rule}; got need_weights={quote(need_weights)}")
-    elif not check_flag(op, "need_weights", need_weights):
+    if isinstance(need_weights, list | tuple | range) or getattr(need_weights, "ndim", 0):
+        heads = check_indices(op, "need_weights", need_weights, H)
+    elif not isinstance(need_weights, bool | np.bool_):
+        raise TypeError(message(op, "need_weights must be a bool or a list of heads", quote(need_weights)))
+    elif not need_weights:
         if weight_rows is not None:
             raise ValueError(f"[{op}] weight_rows needs need_weights; got weight_rows={quote(weight_rows)}")
         return None
@@ -239,10 +265,14 @@ def wanted_weights(
         heads = None
     if weight_rows is None:
         return heads, (0, T)
-    if not isinstance(weight_rows, list | tuple) or len(weight_rows) != 2:
-        raise TypeError(f"[{op}] weight_rows must be (start, stop); got {quote(weight_rows)}")
-    start = check_integer(op, "the start of weight_rows", weight_rows[0], 0, T)
-    return heads, (start, check_integer(op, "the stop of weight_rows", weight_rows[1], start, T))
+    ends = weight_rows.tolist() if hasattr(weight_rows, "tolist") else weight_rows
+    if isinstance(ends, range) and ends.step == 1:
+        ends = ends.start, ends.stop
+    if not isinstance(ends, list | tuple) or len(ends) != 2:
+        rule = "weight_rows must be (start, stop) or a range of step 1"
+        raise TypeError(message(op, rule, quote(weight_rows)))
+    start = check_integer(op, "the start of weight_rows", ends[0], 0, T)
+    return heads, (start, check_integer(op, "the stop of weight_rows", ends[1], start, T))
 
 
 def check_probability(op: str, name: str, p: float) -> float:

@@ -367,7 +367,7 @@ class Tensor(AlongAxes, Interchange):
                 )
             grad = _core.full(self.shape, 1.0)
         else:
-            grad = to_tensor(grad, "backward").float()._data
+            grad = autograd.lasting(to_tensor(grad, "backward").float()._data)  # a leaf may keep it
             if grad.shape != self.shape:
                 raise ValueError(
                     f"[backward] grad must have the tensor's shape; got {grad.shape}, expected {self.shape}"
@@ -390,6 +390,6 @@ def make(op: OpOfTwo, *tensors: Tensor, **options: Any) -> Tensor | tuple[Tensor
 
 def _made(data: Array, node: Node | None) -> Tensor:
     """A Tensor without the checks of its constructor: a graph makes thousands a second."""
-    t = object.__new__(Tensor)
+    t = Tensor.__new__(Tensor)
     t._data, t._grad, t._node, t._requires_grad = data, None, node, node is not None
     return t

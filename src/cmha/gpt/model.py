@@ -17,6 +17,7 @@ from cmha.gpt import pretrained
 from cmha.gpt.config import GPTConfig
 from cmha.nn import MLP, Dropout, Embedding, LayerNorm, Module, MultiHeadAttention
 from cmha.nn.kv_cache import ModelCache
+from cmha.nn.module import evaluating
 from cmha.nn.recompute import recompute
 from cmha.tensor import Tensor, to_tensor
 
@@ -130,16 +131,9 @@ class GPT(Module):
         count = check_integer("gpt", "count", count, 1, max(1, inputs.shape[1]))
         if inputs.size == 0:
             raise ValueError(f"[gpt] ids must hold at least one row and one position; got {inputs.shape}")
-        training = self.training
-        if training:
-            self.eval()
-        try:
-            with no_grad():
-                x = self._hidden(inputs, cache)[:, -count:]  # (B, count, D)
-                logits = self._head(x.reshape(inputs.shape[0] * count, x.shape[2])).numpy()
-        finally:
-            if training:
-                self.train()
+        with evaluating(self) if self.training else nullcontext(), no_grad():
+            x = self._hidden(inputs, cache)[:, -count:]  # (B, count, D)
+            logits = self._head(x.reshape(inputs.shape[0] * count, x.shape[2])).numpy()
         if cache is not None:
             cache.advance(inputs.numpy())
         return logits.reshape(inputs.shape[0], count, self.cfg.vocab_size)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 import numpy as np
 
 from cmha import ops, random
-from cmha.autograd import no_grad
+from cmha.autograd import lasting, no_grad
 from cmha.errors import check_flag, check_integer
 from cmha.functional import attention_mask, cat, check_probability, wanted_weights
 from cmha.nn.kv_cache import KVCache
@@ -166,7 +166,7 @@ class MultiHeadAttention(Module):
         if self.training and self.dropout:
             seed, stream, first_row = random.next_stream()
             options |= {"dropout_p": self.dropout, "seed": seed, "stream": stream, "first_row": first_row}
-        attend = self._fused if self.fused else self._step_by_step
+        attend = self._fused if self.fused and not self._is_looked_into() else self._step_by_step
         y, weights = attend(q, k, v, need_weights, options)  # 3 - 7
         if self.c_proj is not None:
             y = self.c_proj(y, residual=residual)  # 8 mix the heads: (B, T, D)
@@ -214,8 +214,14 @@ class MultiHeadAttention(Module):
         return y, weights if heads is None else cat([weights[:, h : h + 1] for h in heads], axis=1)
 
     def named(self, name: str, x: Tensor) -> Tensor:
-        """Every intermediate of the single steps comes by here; cmha.trace and cmha.replace put their own in place."""
+        """Every intermediate of the single steps comes by here: cmha.replace changes it, then cmha.trace sees it."""
+        if self._hooks is not None:
+            for hook in (*self._hooks.inside.values(), *self._hooks.seeing.values()):
+                x = hook(name, x)
         return x
+
+    def _is_looked_into(self) -> bool:
+        return self._hooks is not None and bool(self._hooks.inside or self._hooks.seeing)
 
     def _heads(self, x: Tensor) -> Tensor:
         """(B, n, h * hd) -> (B, h, n, hd): a view."""
@@ -281,7 +287,7 @@ class MultiHeadAttention(Module):
             raise TypeError(f"[attention] key_mask must be bool (True = a real token); got {key_mask.dtype}")
         if key_mask.shape != (x.shape[0], S):
             raise ValueError(f"[attention] key_mask must be (B, S); got {key_mask.shape}, expected {(x.shape[0], S)}")
-        return key_mask.data
+        return lasting(key_mask.data)
 
     if TYPE_CHECKING:  # Module.__call__ runs forward, between the hooks
 

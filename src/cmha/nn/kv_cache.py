@@ -6,7 +6,8 @@ left, and no row knows of another.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -110,11 +111,14 @@ class KVCache:
         """New memory of len(rows) rows, each with the keys and values of a present one."""
         for name in ("_k", "_v"):
             old = getattr(self, name)
-            new = _core.empty((len(rows), *old.shape[1:]))
-            for i, row in enumerate(rows.tolist()):
-                used = (slice(None), slice(0, int(self.lengths[row])))
-                _core.assign(new[i][used], old[row][used])
-            setattr(self, name, new)
+            setattr(self, name, self._filled(_core.empty((len(rows), *old.shape[1:])), old, rows.tolist()))
+
+    def _filled(self, new: Array, old: Array, rows: Iterable[int]) -> Array:
+        """new, with what is in use of rows of old."""
+        for i, row in enumerate(rows):
+            used = (slice(None), slice(0, int(self.lengths[row])))
+            _core.assign(new[i][used], old[row][used])
+        return new
 
     def copy(self, rows: ArrayLike | None = None) -> Self:
         """An independent cache with the same contents; `rows` chooses some, in any order and also several times:
@@ -124,6 +128,25 @@ class KVCache:
         other._take(rows)
         other.batch_size, other.lengths = len(rows), self.lengths[rows]
         return other
+
+    def __copy__(self) -> Self:
+        return self.copy()
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self.copy()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle: what is in use and no more, as the rest of the memory was never written."""
+        state, size = dict(vars(self)), (self.batch_size, self.n_head, len(self), self.head_dim)
+        for name in ("_k", "_v"):
+            state[name] = self._filled(_core.full(size, 0.0), getattr(self, name), range(self.batch_size))
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        size = (self.batch_size, self.n_head, self.capacity, self.head_dim)
+        for name in ("_k", "_v"):
+            setattr(self, name, self._filled(_core.empty(size), state[name], range(self.batch_size)))
 
     def row(self, i: int) -> Self:
         """Row i as a cache of one row on the same memory: what it appends or cuts, this cache has."""
@@ -231,6 +254,12 @@ class ModelCache:
         """An independent cache with the same contents, or with the chosen rows (see KVCache.copy)."""
         rows = np.arange(self.batch_size) if rows is None else _checked_rows(rows, self.batch_size)
         return self._made_of([layer.copy(rows) for layer in self.layers], self.ids[rows])
+
+    def __copy__(self) -> Self:
+        return self.copy()
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self.copy()
 
     def row(self, i: int) -> Self:
         """Row i as a cache of one row on the same memory (see KVCache.row)."""

@@ -19,6 +19,7 @@ from cmha import _core, random
 from cmha.autograd import no_grad
 from cmha.errors import message, quote_path
 from cmha.gpt import GPT, GPTConfig
+from cmha.nn.module import evaluating
 from cmha.tensor import Tensor
 from cmha.text.corpora import check_length
 from cmha.train import run_folder
@@ -296,18 +297,14 @@ class Trainer:
         share_of = {"rank": self.processes.rank, "size": self.processes.size}
         block_size = self.model.cfg.block_size
         sizes = (validation_batch_size(block_size), block_size)
-        self.model.eval()
-        try:
-            with no_grad():
-                for inputs, targets in validation_batches(self.corpus.validation, *sizes, **share_of):
-                    if stop is not None and stop.number is not None:
-                        stopped = True
-                        break
-                    _, loss = self.model(inputs, targets)
-                    counted = int(np.count_nonzero(targets != -1))
-                    found.append((loss.item() * counted, counted))
-        finally:
-            self.model.train()
+        with evaluating(self.model), no_grad():
+            for inputs, targets in validation_batches(self.corpus.validation, *sizes, **share_of):
+                if stop is not None and stop.number is not None:
+                    stopped = True
+                    break
+                _, loss = self.model(inputs, targets)
+                counted = int(np.count_nonzero(targets != -1))
+                found.append((loss.item() * counted, counted))
         gathered = self.processes.gather(None if stopped else found)
         shares = [part for part in gathered if part is not None]
         if len(shares) < len(gathered):
@@ -368,11 +365,8 @@ class Trainer:
             start = tokenizer.encode("\n\n")
         except ValueError:
             start = np.asarray(self.corpus.training[np.arange(1)]).tolist()
-        was_training = self.model.training
-        try:
-            ids = self.model.eval().generate([start], tokens, temperature=0.8, seed=self.settings.seed)[0]
-        finally:
-            self.model.train(was_training)
+        with evaluating(self.model):
+            ids = self.model.generate([start], tokens, temperature=0.8, seed=self.settings.seed)[0]
         known = [i for i in ids if i < tokenizer.vocab_size]  # a padded vocabulary has ids that no token has
         return tokenizer.decode(known).strip("\n")
 
