@@ -153,10 +153,19 @@ def test_every_action_is_pinned_to_a_commit_and_rights_are_the_least():
         assert "\npermissions:\n  contents: read\n" in workflow, path.name
         assert workflow.count("checkout@") == workflow.count("persist-credentials: false"), path.name
         assert workflow.count("runs-on:") == workflow.count("timeout-minutes:"), path.name
-    release = text(".github/workflows/release.yml")
-    head, publish = release.split("\n  publish:\n")
-    assert "id-token" not in head and "id-token: write" in publish and "environment: pypi" in publish
-    assert "github.ref_type == 'tag'" in publish and "run:" not in publish  # nothing of the repository runs there
+
+
+LAST_JOBS = [("release", "publish", "pypi"), ("docs", "deploy", "github-pages")]
+
+
+@pytest.mark.parametrize("workflow, job, environment", LAST_JOBS)
+def test_only_the_last_job_may_publish_and_it_runs_nothing_of_ours(workflow, job, environment):
+    head, last = text(f".github/workflows/{workflow}.yml").split(f"\n  {job}:\n")
+    assert "write" not in head.split("jobs:")[0] and "id-token" not in head
+    assert "id-token: write" in last and environment in last
+    assert "run:" not in last and "checkout" not in last
+    if job == "publish":
+        assert "github.ref_type == 'tag'" in last and "needs: [sdist, test-wheels]" in last
 
 
 @pytest.mark.parametrize("arguments", [["v9.9.9"], ["0.1.0"], []])
