@@ -37,7 +37,8 @@ VARIANTS = {  # name -> (the target it is for, flags of gcc and clang, flags of 
 }
 BASELINES = [  # (target, the flag that takes back what CFLAGS say, what may not be there after it)
     (X86, "-march=x86-64", "defined(__SSE3__) || defined(__AVX__)"),
-    (f"({ARM}) && !defined(__APPLE__)", "-march=armv8-a", "defined(__ARM_FEATURE_DOTPROD) || defined(__ARM_FEATURE_SVE)"),
+    (f"({ARM}) && !defined(__APPLE__)", "-march=armv8-a",
+     "defined(__ARM_FEATURE_DOTPROD) || defined(__ARM_FEATURE_SVE)"),
 ]
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer"]
 SANITIZERS += ["-fno-wrapv"]  # Python's own flags have -fwrapv, which makes overflow legal and so unseen

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, overload
+from typing import TYPE_CHECKING, Literal, SupportsIndex, overload
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from cmha.tensor import Tensor, make, to_tensor
 
 if TYPE_CHECKING:
     from cmha._core import Array
-    from cmha.types import ArrayLike, Dtype, NumPyArray, Sizes, WantedWeights
+    from cmha.types import ArrayLike, Dtype, NumPyArray, Sizes, SupportsDLPack, WantedWeights
 
 INT64 = (-(1 << 63), (1 << 63) - 1)
 
@@ -45,7 +45,7 @@ def from_numpy(array: NumPyArray, requires_grad: bool = False) -> Tensor:
     return Tensor(_core.from_buffer(numpy_array(array, "from_numpy")), requires_grad)
 
 
-def from_dlpack(x: Any) -> Tensor:
+def from_dlpack(x: SupportsDLPack) -> Tensor:
     """On the memory of any array that speaks DLPack (PyTorch, JAX, NumPy, ...): float32, int64 or bool, on the CPU.
 
     No copy is made; the memory is held until the last view of it is gone, and marked as shared (see from_numpy).
@@ -253,7 +253,7 @@ def wanted_weights(
 ) -> WantedWeights:
     """need_weights (a bool, or a list of heads) and weight_rows (None or (start, stop)) as the op takes them: None for
     no weights, else (heads or None for all, (start, stop))."""
-    if isinstance(need_weights, list | tuple | range) or getattr(need_weights, "ndim", 0):
+    if isinstance(need_weights, list | tuple | range) or np.ndim(need_weights) > 0:
         heads = check_indices(op, "need_weights", need_weights, H)
     elif not isinstance(need_weights, bool | np.bool_):
         raise TypeError(message(op, "need_weights must be a bool or a list of heads", quote(need_weights)))

@@ -132,7 +132,7 @@ class KVCache:
     def __copy__(self) -> Self:
         return self.copy()
 
-    def __deepcopy__(self, memo: object) -> Self:
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self.copy()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -258,7 +258,7 @@ class ModelCache:
     def __copy__(self) -> Self:
         return self.copy()
 
-    def __deepcopy__(self, memo: object) -> Self:
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self.copy()
 
     def row(self, i: int) -> Self:

@@ -22,7 +22,8 @@ def recompute(module: Module, x: Tensor) -> Tensor:
     """module(x) for one tensor in and one out; every gradient has the bits that module(x) itself would give."""
     parameters = module.parameters()
     if any(p.data.shared for p in parameters):  # others may write them before the second pass: keep what the ops keep
-        return module(x)
+        out: Tensor = module(x)
+        return out
     start = random.position()
 
     # an op: its arguments are x and the parameters, so their gradients are its own

@@ -101,21 +101,21 @@ class AdamW:
 
         ValueError: a gradient of another shape than its parameter; then nothing changes.
         """
-        ready = [i for i, parameter in enumerate(self._params) if parameter.grad is not None]
-        for i in ready:
-            if self._params[i].grad.shape != self._params[i].shape:
-                got = f"grad {self._params[i].grad.shape} of a parameter {self._params[i].shape} at place {i}"
+        grads = {i: parameter.grad for i, parameter in enumerate(self._params) if parameter.grad is not None}
+        for i, grad in grads.items():
+            if grad.shape != self._params[i].shape:
+                got = f"grad {grad.shape} of a parameter {self._params[i].shape} at place {i}"
                 raise ValueError(message("AdamW", "a gradient must have the shape of its parameter", got))
         # Parameters with equal decay and equal count go to the core together.
         calls: dict[tuple[float, int], list[int]] = {}
-        for i in ready:
+        for i in grads:
             calls.setdefault((self._decays[i], self._steps[i] + 1), []).append(i)
         for (decay, step), chosen in calls.items():
             _core.adamw(
                 [self._params[i].data for i in chosen],
                 [self._m[i] for i in chosen],
                 [self._v[i] for i in chosen],
-                [self._params[i].grad.data for i in chosen],
+                [grads[i].data for i in chosen],
                 self._lr,
                 *self._betas,
                 self._eps,
