@@ -62,7 +62,7 @@ def _compare_op(
     return method
 
 
-class Tensor(Interchange, AlongAxes):
+class Tensor(Interchange, AlongAxes):  # in this order: __new__ is the one of the compiled base
     """Row-major tensor of float32, int64 or bool, of at most 8 axes; `cmha.tensor` and its relatives make one.
 
     Float32 tensors can need gradients. Every method makes a new tensor; views share memory, and nothing is changed in

@@ -82,6 +82,9 @@ def generate(
     - cache: a gpt.new_cache(1) for one prompt. What it holds of the prompt's beginning is not computed again, and it
       holds the whole text but its last id afterwards (as far as its capacity and the context go).
 
+    - progress: a function that is called with 1 for each new id of a row, of beam search for each step of a row: what
+      moves a bar of B * max_new_tokens.
+
     Past block_size every id is computed from the last block_size ids anew. ValueError: a prompt without ids, a value
     out of its range, logits that hold NaN. IndexError: an id outside the vocabulary.
     """
