@@ -16,7 +16,7 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 LAYERS = [
     {"entry", "errors"},
     {"_core", "files", "tensor_file"},
-    {"ops"},
+    {"ops", "types"},
     {"autograd", "foreign", "interchange", "tensor", "random", "functional", "threads"},
     {"nn"},
     {"gpt", "text", "generate"},

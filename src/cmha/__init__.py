@@ -1,5 +1,7 @@
 """Multi-head attention, and the GPT around it, on a compiled row-major tensor core."""
 
+from typing import TYPE_CHECKING
+
 from cmha import entry
 
 entry.before_imports()
@@ -54,7 +56,11 @@ __all__ = [
 ]  # fmt: skip
 
 
-def __getattr__(name):
-    if name == "__version__":
-        return threads.installed_version("cmha")
-    raise AttributeError(f"module 'cmha' has no attribute {name!r}")
+__version__: str
+
+if not TYPE_CHECKING:  # or every name would be one to a type checker
+
+    def __getattr__(name):
+        if name == "__version__":
+            return threads.installed_version("cmha")
+        raise AttributeError(f"module 'cmha' has no attribute {name!r}")
