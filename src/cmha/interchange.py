@@ -17,6 +17,7 @@ from cmha.foreign import numpy_array
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
+    from typing_extensions import CapsuleType
 
     from cmha._core import Array
     from cmha.autograd import Node
@@ -33,8 +34,9 @@ class Interchange(_core.Buffered):
     __slots__ = ()
     _data: Array
     _grad: Tensor | None
-    _node: Node | None
+    _node: Node | None  # the op that made it
     _requires_grad: bool
+    requires_grad: bool
     __array_ufunc__ = None  # a NumPy array on the left hands the operation to us
 
     def _readable(self, op: str, error: type[Exception]) -> Array:
@@ -45,7 +47,7 @@ class Interchange(_core.Buffered):
         return self._data
 
     def numpy(self) -> NumPyArray:
-        """A read-only NumPy view on the same memory (after detach() if the tensor needs gradients)."""
+        """A read-only NumPy view on the same memory. RuntimeError for a tensor that needs gradients: detach() first."""
         return np.asarray(self._readable("numpy", RuntimeError))
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NumPyArray:
@@ -63,7 +65,7 @@ class Interchange(_core.Buffered):
     def __dlpack__(
         self, *, stream: None = None, max_version: tuple[int, int] | None = None,
         dl_device: tuple[int, int] | None = None, copy: bool | None = None,
-    ) -> Any:  # fmt: skip
+    ) -> CapsuleType:  # fmt: skip
         """The tensor's own memory as a DLPack capsule (https://dmlc.github.io/dlpack/latest/python_spec.html), flagged
         as read-only where the capsule can say so: max_version of at least (1, 0), and NumPy 2.1.
 
@@ -81,14 +83,16 @@ class Interchange(_core.Buffered):
         if copy is not None and check_flag("dlpack", "copy", copy):
             return np.array(array).__dlpack__(**options)
         view = np.asarray(_core.lend(array))
-        if options and max_version is not None and tuple(max_version) >= (1, 0):
+        if options and tuple(options["max_version"]) >= (1, 0):
             view.flags.writeable = False
         return view.__dlpack__(**options)
 
     def item(self) -> float:
+        """The one element as a Python number. ValueError where there are more, or none."""
         return self._data.item()
 
     def tolist(self) -> Any:
+        """Nested lists of Python numbers; of a tensor without axes, the number."""
         return np.asarray(self._data).tolist()
 
     def __float__(self) -> float:
@@ -122,7 +126,7 @@ class Interchange(_core.Buffered):
 
     def _twin(self, data: Array, grad: Tensor | None, node: Node | None) -> Self:
         twin = type(self).__new__(type(self))
-        twin._data, twin._grad, twin._node, twin._requires_grad = data, grad, node, self._requires_grad
+        twin._data, twin._requires_grad, twin._grad, twin._node = data, self._requires_grad, grad, node
         return twin
 
 
@@ -131,7 +135,7 @@ def _restored(cls: type[Tensor], array: NumPyArray, requires_grad: bool, grad: T
 
     A leaf that needs gradients always owns its memory, as optimisers write into it.
     """
-    owner: object = array
+    owner: Any = array
     while isinstance(owner, np.ndarray):
         owner = owner.base
     apart = not isinstance(owner, bytes | bytearray | None)
@@ -145,8 +149,4 @@ def _restored_array(array: NumPyArray) -> Array:
     return _core.copy(_core.from_buffer(numpy_array(array, "pickle")))
 
 
-def _reduced_array(x: Array) -> tuple[Any, ...]:
-    return _restored_array, (np.asarray(x.contiguous()),)
-
-
-copyreg.pickle(_core.Array, _reduced_array)
+copyreg.pickle(_core.Array, lambda x: (_restored_array, (np.asarray(x.contiguous()),)))
