@@ -181,23 +181,6 @@ def test_copy_of_a_model_shares_its_parameters():
     assert all(p is q for p, q in zip(gpt.parameters(), other.parameters(), strict=True))
 
 
-def hook(module, args, output):
-    return output * 2
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_hooks_come_along(way):
-    linear = nn.Linear(3, 2)
-    handle = linear.register_forward_hook(hook)
-    x = cmha.ones(1, 3)
-    doubled = linear(x).detach()
-    other, other_handle = way((linear, handle))
-    same_bits(other(x), doubled)
-    other_handle.remove()
-    same_bits(other(x) * 2, doubled)
-    same_bits(linear(x), doubled)
-
-
 # --- caches ---------------------------------------------------------------------------------------------------------
 
 COPIES = [*WAYS, pytest.param(copy.copy, id="copy")]
