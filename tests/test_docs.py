@@ -4,6 +4,7 @@ import ast
 import doctest
 import importlib
 import inspect
+import itertools
 import pkgutil
 import re
 import shlex
@@ -80,20 +81,33 @@ def public_objects():
 
 
 def public_members(cls):
-    """(name, object) of the methods and properties that a class brings itself."""
-    for name, value in vars(cls).items():
+    """(name, object) of a class's methods and properties, inherited ones too."""
+    ours = [part for part in cls.__mro__ if part.__module__.startswith("cmha")]
+    for name, value in (pair for part in ours for pair in vars(part).items()):
         value = getattr(value, "__func__", value)  # what a classmethod holds
         if not name.startswith("_") and (callable(value) or isinstance(value, property)):
             yield name, value
 
 
-def test_every_public_name_has_a_docstring():
-    silent = []
+def docstrings():
+    """(name, docstring or None) of every public name, and of the members of the classes among them."""
     for name, value in public_objects():
-        silent += [] if value.__doc__ else [name]
+        yield name, value.__doc__
         if inspect.isclass(value):
-            silent += [f"{name}.{member}" for member, what in public_members(value) if not what.__doc__]
+            yield from ((f"{name}.{member}", what.__doc__) for member, what in public_members(value))
+
+
+def test_every_public_name_has_a_docstring():
+    silent = [name for name, said in docstrings() if not said]
     assert not silent, f"without a docstring: {', '.join(silent)}"
+
+
+def test_indented_lines_of_a_docstring_stay_lines():
+    """The reference runs them together unless `::` stands before them."""
+    for name, said in docstrings():
+        paragraphs = ["", *inspect.cleandoc(said).split("\n\n")]
+        for before, paragraph in itertools.pairwise(paragraphs):
+            assert not paragraph.startswith(" ") or before.startswith(" ") or before.endswith("::"), name
 
 
 def test_the_reference_has_every_public_name():

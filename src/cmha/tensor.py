@@ -62,7 +62,7 @@ def _compare_op(name: str, kernel: Callable[[Array, Array], Array], swap: bool =
     return method
 
 
-class Tensor(AlongAxes, Interchange):
+class Tensor(Interchange, AlongAxes):  # in this order: __new__ is the one of the compiled base
     """Row-major tensor of float32, int64 or bool, of at most 8 axes; `cmha.tensor` and its relatives make one.
 
     Float32 tensors can need gradients. Every method makes a new tensor; views share memory, and nothing is changed in
@@ -182,7 +182,7 @@ class Tensor(AlongAxes, Interchange):
         return make(ops.reshape, self, shape=read_sizes(shape))
 
     def permute(self, *axes: Sizes) -> Tensor:
-        """A view with the axes in this order, each named once: shape[i] becomes shape[axes[i]]."""
+        """A view whose axis i is axis axes[i] of this one; each is named once."""
         return make(ops.permute, self, axes=read_sizes(axes))
 
     def transpose(self, axis0: SupportsIndex, axis1: SupportsIndex) -> Tensor:

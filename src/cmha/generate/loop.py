@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         IdArray,
         IdRow,
         LogprobRows,
+        Progress,
         Seed,
         Stop,
         StopStrings,
@@ -60,7 +61,7 @@ def generate(
     temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None, min_p: float | None = None,
     repetition_penalty: float = 1.0, stop: Stop = None, stop_strings: StopStrings = None,
     tokenizer: Decoder | None = None, seed: Seed = None, num_beams: int = 1, length_penalty: float = 1.0,
-    return_logprobs: bool = False, cache: ModelCache | None = None,
+    return_logprobs: bool = False, cache: ModelCache | None = None, progress: Progress = None,
 ) -> TokenRows | tuple[TokenRows, LogprobRows]:  # fmt: skip
     """The prompts and up to max_new_tokens ids behind each: ids (B, T) -> int64 (B, T + n); a list of rows of unequal
     length -> a list of lists. Every row is what it is alone, bit for bit.
@@ -81,23 +82,29 @@ def generate(
     - cache: a gpt.new_cache(1) for one prompt. What it holds of the prompt's beginning is not computed again, and it
       holds the whole text but its last id afterwards (as far as its capacity and the context go).
 
+    - progress: a function that is called with 1 for each new id of a row, of beam search for each step of a row: what
+      moves a bar of B * max_new_tokens.
+
     Past block_size every id is computed from the last block_size ids anew. ValueError: a prompt without ids, a value
     out of its range, logits that hold NaN. IndexError: an id outside the vocabulary.
     """
     options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     options |= {"repetition_penalty": repetition_penalty, "seed": seed}
     num_beams, length_penalty = check_beams(num_beams, length_penalty, options)
+    told = progress or (lambda count: None)
     run = _Run(model, ids, max_new_tokens, options, (stop, stop_strings, tokenizer), return_logprobs, cache)
     new: list[list[int]] = [[] for _ in run.prompts]
     logprobs: list[list[float]] = [[] for _ in run.prompts]
     if num_beams > 1 and run.max_new_tokens:
         for row, prompt in enumerate(run.prompts):
             rows = Rows(model, [prompt], run.max_new_tokens, cache)
-            new[row], logprobs[row] = beam_search(rows, run.max_new_tokens, num_beams, length_penalty, run.stops, row)
+            width = num_beams, length_penalty
+            new[row], logprobs[row] = beam_search(rows, run.max_new_tokens, *width, run.stops, row, told)
     else:
         for row, token, logprob in run.steps():
             new[row].append(token)
             logprobs[row].append(logprob)
+            told(1)
     return _result(run, new, logprobs)
 
 

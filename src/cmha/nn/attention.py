@@ -135,9 +135,9 @@ class MultiHeadAttention(Module):
         - need_weights: True, or a list of heads; with weight_rows=(start, stop) only of these queries. The softmax
           before dropout, without gradient; y has the same bits as without.
 
-        Hidden keys have no influence, NaN included; a query that sees nothing gets zeros before c_proj. All of these go
-        together. ValueError: shapes that do not fit, a full cache, a mask that needs a gradient. A refused call changes
-        nothing.
+        Hidden keys have no influence, NaN included (with `fused = False`, what arithmetic says); a query that sees
+        nothing gets zeros before c_proj. All of these go together. ValueError: shapes that do not fit, a full cache, a
+        mask that needs a gradient. A refused call changes nothing.
         """
         is_causal = check_flag("attention", "is_causal", is_causal)
         x = self._checked("x", x)

@@ -218,10 +218,11 @@ def clip_factor(norm: float, max_norm: float) -> float:
 
 
 def clip_grad_norm_(params: Tensor | Iterable[Tensor], max_norm: float) -> float:
-    """Scales all gradients so that their common Euclidean norm is at most max_norm; returns the norm they had, a float.
+    """Scales all gradients so that their common Euclidean norm is at most max_norm (Pascanu et al. 2013); returns the
+    norm they had, a float.
 
-    Squares are summed in double. ValueError: a norm that is not finite, by the name of the first such parameter; no
-    gradient changes (Pascanu et al. 2013).
+    Squares are summed in double. ValueError: a norm that is not finite, with the first such parameter; no gradient
+    changes.
     """
     max_norm = check_number("clip_grad_norm_", "max_norm", max_norm, lambda x: x > 0, "a finite number above 0")
     params = [params] if isinstance(params, Tensor) else list(params)

@@ -63,7 +63,7 @@ NOTHING_YET = {"loss": 0.0, "steps": 0, "lr": 0.0, "grad_norm": 0.0}  # since th
 
 
 class Trainer:
-    """Trains a GPT on a Corpus (cmha.text.corpora) and keeps the run in a folder, or nowhere with folder=None.
+    """Trains a GPT on a Corpus (cmha.text.corpora) and keeps the run in a folder, or nowhere with folder=None::
 
         trainer = Trainer(model, corpus, TrainSettings(steps=500), "runs/mine")
         trainer.run()                                     # None, or the number of the signal that stopped it
@@ -71,9 +71,9 @@ class Trainer:
         trainer.run()
 
     Everything random is a function of settings.seed and the step. A loss, gradient or weight that is not finite ends
-    the run with a ValueError that names step and tensor, before anything is written. logger: an object whose
-    log(dict, step=n) gets every line of the log, and samples, as a run of wandb does. progress: a line on stderr.
-    processes: who shares the work (accumulate.py); this process alone by default.
+    the run with a ValueError that names step and tensor, before anything is written. logger: an object whose log(dict,
+    step=n) gets every line of the log, and samples, as a run of wandb does. progress: a line on stderr. processes: who
+    shares the work (accumulate.py); this process alone by default.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class Trainer:
         cls, checkpoint: Checkpoint, corpus: Corpus, changes: dict[str, Any] | None = None,
         **options: Unpack[TrainerOptions],
     ) -> Trainer:  # fmt: skip
-        """changes: {name: value} of the settings in MAY_CHANGE."""
+        """The trainer that goes on from a Checkpoint; changes: {name: value} of the settings in MAY_CHANGE."""
         checkpoint.check({"data": corpus.sha256, "tokenizer": tokenizer_dict(corpus.tokenizer)})
         settings = checkpoint.settings_with(changes or {})
         folder = checkpoint.folder
@@ -289,7 +289,9 @@ class Trainer:
         return found[0] if found else "the loss"
 
     def evaluate(self, stop: StopRequest | None = None) -> float | None:
-        """Mean loss over every non-overlapping window of the validation ids; None when a signal came on the way."""
+        """Mean loss (nats per token) over every non-overlapping window of the validation ids; None when a signal came
+        on the way.
+        """
         found: list[tuple[float, int]] = []
         stopped = False
         share_of = {"rank": self.processes.rank, "size": self.processes.size}
