@@ -140,7 +140,7 @@ class KVCache:
         state, size = dict(vars(self)), (self.batch_size, self.n_head, len(self), self.head_dim)
         for name in ("_k", "_v"):
             state[name] = self._filled(_core.full(size, 0.0), getattr(self, name), range(self.batch_size))
-        return state
+        return {**state, "lengths": self.lengths.copy()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
