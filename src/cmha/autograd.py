@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ContextDecorator, contextmanager
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from cmha import _core
@@ -23,14 +24,20 @@ if TYPE_CHECKING:
 
 class _PerThread(threading.local):
     off = 0  # depth of no_grad
-    events: list[Event] | None = None  # where `watch` records
+    events: tuple[list[Event], ...] = ()  # the lists that `watch` records into
 
 
 _state = _PerThread()
 
 
 class no_grad(ContextDecorator):
-    """Inside (as a context or a decorator), this thread builds no graph."""
+    """Inside, as a context or a decorator, this thread builds no graph: results need no gradients.
+
+    >>> x = cmha.ones(2, requires_grad=True)
+    >>> with cmha.no_grad():
+    ...     (x * 2).requires_grad
+    False
+    """
 
     def __enter__(self) -> None:
         _state.off += 1
@@ -50,6 +57,7 @@ def grad_enabled() -> Iterator[None]:
 
 
 def is_grad_enabled() -> bool:
+    """Whether this thread builds a graph, that is, stands in no no_grad."""
     return not _state.off
 
 
@@ -66,7 +74,8 @@ class Node:
         """What stood in memory at forward must still stand there: optimisers and loading write in place."""
         if self.vjp is _freed:
             _freed()
-        for array in self.saved:
+        saved = self.saved if _core.last_loan() < self.born else [*self.saved, *_arrays_in(self.vjp)]
+        for array in saved:
             if array.version > self.born:
                 raise RuntimeError(
                     f"[backward] a tensor of shape {array.shape} that [{self.name}] needs was changed in place after "
@@ -79,35 +88,73 @@ def _freed(*_: object) -> NoReturn:
     raise RuntimeError("[backward] the graph was freed by an earlier backward; run the forward pass again")
 
 
+def _arrays_in(value: object) -> Iterator[Array]:
+    """The arrays that a vjp holds, an op's results among them: memory that was lent later can be written like any."""
+    if isinstance(value, _core.Array):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _arrays_in(item)
+    elif isinstance(value, dict):
+        yield from _arrays_in(list(value.values()))
+    elif isinstance(value, FunctionType):
+        yield from _arrays_in([cell.cell_contents for cell in value.__closure__ or ()])
+
+
+def lasting(array: Array) -> Array:
+    """What is kept for later: a copy if others may write to the memory meanwhile."""
+    return _core.copy(array) if array.shared else array
+
+
 def apply(op: OpOfTwo, *tensors: Tensor, **options: Any) -> tuple[Array | tuple[Array, Array], Node | None]:
     """Run op on the tensors' arrays; returns (array or two arrays, Node or None)."""
     need = not _state.off and True in [t._requires_grad for t in tensors]
     arrays = [t._data for t in tensors]
-    if need:  # memory from outside may change before backward: keep a copy
-        arrays = [_core.copy(a) if a.shared else a for a in arrays]
+    if need:
+        arrays = [lasting(a) for a in arrays]
     events = _state.events
-    if events is None:
+    if not events:
         out, vjp = op(*arrays, **options)
     else:
         start = time.perf_counter()
         out, vjp = op(*arrays, **options)
         first = out[0] if isinstance(out, tuple) else out
-        events.append((op.__name__, arrays, first, time.perf_counter() - start))
+        event = op.__name__, arrays, first, time.perf_counter() - start
+        for record in events:
+            record.append(event)
     if not need:
         return out, None
     parents = [(t._node or t) if t._requires_grad else None for t in tensors]
-    # Only memory that is no op's result can be written in place: parameters, constants, detached aliases.
+    # But for lent memory only what is no op's result can be written in place: parameters, constants, detached aliases.
     saved = [a for a, t in zip(arrays, tensors, strict=True) if t._node is None]
     return out, Node(op.__name__, vjp, parents, (out[0] if isinstance(out, tuple) else out).shape, saved)
 
 
 @contextmanager
 def watch() -> Iterator[list[Event]]:
-    """Records every op that this thread runs inside, as (name, input arrays, output array, seconds)."""
-    events: list[Event] = []
-    before, _state.events = _state.events, events
+    """Records every op that this thread runs inside, as (name, input arrays, output array, seconds).
+
+    Several may record at once, and end in any order.
+    """
+    record: list[Event] = []
+    _state.events = (*_state.events, record)
     try:
-        yield events
+        yield record
+    finally:
+        _state.events = tuple(other for other in _state.events if other is not record)
+
+
+def is_recorded(record: list[Event]) -> bool:
+    """Does this list of `watch` get what this thread runs now?"""
+    return any(other is record for other in _state.events)
+
+
+@contextmanager
+def unwatched() -> Iterator[None]:
+    """Inside, nothing is recorded: a backward pass runs parts of the forward pass again."""
+    before, _state.events = _state.events, ()
+    try:
+        yield
     finally:
         _state.events = before
 

@@ -97,4 +97,3 @@ def _attention(args: Namespace) -> tuple[MultiHeadAttention, int]:
         return MultiHeadAttention(args.n_embd or 64, args.n_head or 4), args.block_size or 32
     except ValueError as error:
         raise UsageError(str(error)) from None
-
