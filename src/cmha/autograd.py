@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ContextDecorator, contextmanager
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from cmha import _core
@@ -18,7 +19,7 @@ from cmha.ops.embedding import RowGradient
 if TYPE_CHECKING:
     from cmha._core import Array
     from cmha.tensor import Tensor
-    from cmha.types import Event, Gradient, OpOfSeveral, Shape, Vjp
+    from cmha.types import Event, Gradient, OpOfTwo, Shape, Vjp
 
 
 class _PerThread(threading.local):
@@ -30,7 +31,13 @@ _state = _PerThread()
 
 
 class no_grad(ContextDecorator):
-    """Inside (as a context or a decorator), this thread builds no graph."""
+    """Inside, as a context or a decorator, this thread builds no graph: results need no gradients.
+
+    >>> x = cmha.ones(2, requires_grad=True)
+    >>> with cmha.no_grad():
+    ...     (x * 2).requires_grad
+    False
+    """
 
     def __enter__(self) -> None:
         _state.off += 1
@@ -50,6 +57,7 @@ def grad_enabled() -> Iterator[None]:
 
 
 def is_grad_enabled() -> bool:
+    """Whether this thread builds a graph, that is, stands in no no_grad."""
     return not _state.off
 
 
@@ -66,7 +74,8 @@ class Node:
         """What stood in memory at forward must still stand there: optimisers and loading write in place."""
         if self.vjp is _freed:
             _freed()
-        for array in self.saved:
+        saved = self.saved if _core.last_loan() < self.born else [*self.saved, *_arrays_in(self.vjp)]
+        for array in saved:
             if array.version > self.born:
                 raise RuntimeError(
                     f"[backward] a tensor of shape {array.shape} that [{self.name}] needs was changed in place after "
@@ -79,12 +88,30 @@ def _freed(*_: object) -> NoReturn:
     raise RuntimeError("[backward] the graph was freed by an earlier backward; run the forward pass again")
 
 
-def apply(op: OpOfSeveral, *tensors: Tensor, **options: Any) -> tuple[Array | tuple[Array, ...], Node | None]:
-    """Run op on the tensors' arrays; returns (array or tuple of arrays, Node or None)."""
+def _arrays_in(value: object) -> Iterator[Array]:
+    """The arrays that a vjp holds, an op's results among them: memory that was lent later can be written like any."""
+    if isinstance(value, _core.Array):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _arrays_in(item)
+    elif isinstance(value, dict):
+        yield from _arrays_in(list(value.values()))
+    elif isinstance(value, FunctionType):
+        yield from _arrays_in([cell.cell_contents for cell in value.__closure__ or ()])
+
+
+def lasting(array: Array) -> Array:
+    """What is kept for later: a copy if others may write to the memory meanwhile."""
+    return _core.copy(array) if array.shared else array
+
+
+def apply(op: OpOfTwo, *tensors: Tensor, **options: Any) -> tuple[Array | tuple[Array, Array], Node | None]:
+    """Run op on the tensors' arrays; returns (array or two arrays, Node or None)."""
     need = not _state.off and True in [t._requires_grad for t in tensors]
     arrays = [t._data for t in tensors]
-    if need:  # memory from outside may change before backward: keep a copy
-        arrays = [_core.copy(a) if a.shared else a for a in arrays]
+    if need:
+        arrays = [lasting(a) for a in arrays]
     events = _state.events
     if not events:
         out, vjp = op(*arrays, **options)
@@ -98,7 +125,7 @@ def apply(op: OpOfSeveral, *tensors: Tensor, **options: Any) -> tuple[Array | tu
     if not need:
         return out, None
     parents = [(t._node or t) if t._requires_grad else None for t in tensors]
-    # Only memory that is no op's result can be written in place: parameters, constants, detached aliases.
+    # But for lent memory only what is no op's result can be written in place: parameters, constants, detached aliases.
     saved = [a for a, t in zip(arrays, tensors, strict=True) if t._node is None]
     return out, Node(op.__name__, vjp, parents, (out[0] if isinstance(out, tuple) else out).shape, saved)
 

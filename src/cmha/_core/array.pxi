@@ -21,6 +21,8 @@ cdef class Storage:
     cdef Py_buffer foreign
     cdef bint shared
     cdef unsigned long long version     # the value of `changes` when the memory was last written in place
+    cdef int loans                      # how often it is lent to who may write it (lending.pxi)
+    cdef uint64_t seal                  # checksum of the memory while it is lent
 
     def __dealloc__(self):
         if self.shared:
@@ -70,12 +72,14 @@ cdef class Array:
 
     @property
     def shared(self):
-        """True for memory that came in from outside: who keeps values for later must copy them."""
-        return self.storage.shared
+        """True for memory that others may write: who keeps values for later must copy them."""
+        return self.storage.shared or self.storage.loans > 0
 
     @property
     def version(self):
-        """Number of the last in-place write to this memory (see `changes()`)."""
+        """Number of the last in-place write to this memory (see `change_count()`)."""
+        if self.storage.loans > 0:
+            look_for_writes(self.storage)
         return self.storage.version
 
     def bump(self):
@@ -117,6 +121,9 @@ cdef class Array:
 
     def __getitem__(self, index):
         return index_view(self, index)
+
+    def __deepcopy__(self, memo):
+        return duplicate(self)
 
     def __getbuffer__(self, Py_buffer *buffer, int flags):
         fill_buffer(self, buffer, flags)

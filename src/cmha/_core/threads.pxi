@@ -2,6 +2,11 @@
 
 cdef extern from "parallel.h" nogil:
     void cmha_team_limit(int threads) noexcept
+    int parts_per_thread() noexcept
+    const char *threads_kind() noexcept
+
+cdef extern from *:
+    int CYTHON_HEX_VERSION
 
 cdef int thread_limit = 1
 cdef str variant_name = ""
@@ -9,10 +14,10 @@ cdef str variant_name = ""
 
 cdef inline int parts_of(double work, double least, double piece) noexcept:
     """Parts to cut `work` into: 1 below `least`, where starting threads costs more than it saves; else one for every
-    thread, and up to four when each is a `piece` of work still."""
+    thread, and up to parts_per_thread() when each is a `piece` of work still."""
     if thread_limit == 1 or work < least:
         return 1
-    return thread_limit * <int>min(4.0, max(1.0, work / (piece * thread_limit)))
+    return thread_limit * <int>min(<double>parts_per_thread(), max(1.0, work / (piece * thread_limit)))
 
 
 cdef inline int gate(double elements) noexcept:
@@ -42,7 +47,8 @@ def get_num_threads():
 
 
 def has_openmp():
-    return bool(threads_available())
+    """Was the core built with threads?"""
+    return threads_kind() != b"none"
 
 
 def has_variant(str name not None):
@@ -55,10 +61,32 @@ def use_variant(str name not None):
     global variant_name
     cdef const char *chosen = cmha_dispatch(name.encode())
     if chosen == NULL:
-        known = [v for v in ("base", "avx2", "avx512", "neon") if has_variant(v)]
+        known = [v for v in build_info()["variants"] if has_variant(v)]
         raise ValueError(f"[CMHA_SIMD] this machine runs {', '.join(known)}; got {name[:80]!r}")
     variant_name = chosen.decode()
 
 
 def get_variant():
     return variant_name
+
+
+def build_info():
+    """How this module was built and what it found: a dict of strings and lists of strings."""
+    cdef int i = 0
+    names, flags, seen = [], [], []
+    while cmha_variant_name(i) != NULL:
+        names.append(cmha_variant_name(i).decode())
+        flags.append(cmha_variant_flags(i).decode())
+        i += 1
+    i = 0
+    while cmha_cpu_feature(i) != NULL:
+        seen.append(cmha_cpu_feature(i).decode())
+        i += 1
+    return {
+        "variants": names,
+        "flags": flags,
+        "cpu_features": seen,
+        "threads_kind": threads_kind().decode(),
+        "compiler": cmha_compiler().decode().strip(),
+        "cython": ".".join(str(CYTHON_HEX_VERSION >> shift & 0xff) for shift in (24, 16, 8)),
+    }

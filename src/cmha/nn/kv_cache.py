@@ -6,7 +6,8 @@ left, and no row knows of another.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -68,14 +69,15 @@ class KVCache:
             _core.assign(self._v[place], v)
         else:
             for row, start in enumerate(self.lengths.tolist()):
-                place = (row, slice(None), slice(start, start + n))
-                _core.assign(self._k[place], k[row])
-                _core.assign(self._v[place], v[row])
+                behind = (row, slice(None), slice(start, start + n))
+                _core.assign(self._k[behind], k[row])
+                _core.assign(self._v[behind], v[row])
         used = (slice(None), slice(None), slice(0, longest + n))
         return Tensor(self._k[used]), Tensor(self._v[used])
 
     def append(self, k: ArrayLike, v: ArrayLike) -> tuple[Tensor, Tensor]:
-        """(B, H_kv, n, hd) twice -> all keys, all values (B, H_kv, len, hd). Full, mismatched: an error, unchanged.
+        """k, v (B, H_kv, n, hd) -> all keys, all values (B, H_kv, len, hd). ValueError, nothing changed: full, or
+        mismatched.
 
         The results are views of the cache's memory, valid until the cache is written again. A row that is shorter than
         the longest has nothing of meaning behind its length.
@@ -85,7 +87,10 @@ class KVCache:
         return k_all, v_all
 
     def truncate(self, n: int | ArrayLike) -> None:
-        """Forget everything behind the first n positions of every row; n may be a list with a number for each row."""
+        """Forget everything behind the first n positions of every row; n may be a list with a number for each row.
+
+        ValueError: more than it holds.
+        """
         if isinstance(n, list | tuple | np.ndarray):
             n = _checked_lengths(n, self.lengths)
         elif check_integer("kv_cache", "n", n, 0) > len(self):
@@ -93,6 +98,7 @@ class KVCache:
         np.minimum(self.lengths, n, out=self.lengths)
 
     def reset(self) -> None:
+        """Forget everything; the memory stays."""
         self.truncate(0)
 
     def reorder(self, rows: ArrayLike) -> None:
@@ -105,11 +111,14 @@ class KVCache:
         """New memory of len(rows) rows, each with the keys and values of a present one."""
         for name in ("_k", "_v"):
             old = getattr(self, name)
-            new = _core.empty((len(rows), *old.shape[1:]))
-            for i, row in enumerate(rows.tolist()):
-                used = (slice(None), slice(0, int(self.lengths[row])))
-                _core.assign(new[i][used], old[row][used])
-            setattr(self, name, new)
+            setattr(self, name, self._filled(_core.empty((len(rows), *old.shape[1:])), old, rows.tolist()))
+
+    def _filled(self, new: Array, old: Array, rows: Iterable[int]) -> Array:
+        """new, with what is in use of rows of old."""
+        for i, row in enumerate(rows):
+            used = (slice(None), slice(0, int(self.lengths[row])))
+            _core.assign(new[i][used], old[row][used])
+        return new
 
     def copy(self, rows: ArrayLike | None = None) -> Self:
         """An independent cache with the same contents; `rows` chooses some, in any order and also several times:
@@ -119,6 +128,25 @@ class KVCache:
         other._take(rows)
         other.batch_size, other.lengths = len(rows), self.lengths[rows]
         return other
+
+    def __copy__(self) -> Self:
+        return self.copy()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self.copy()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle: what is in use and no more, as the rest of the memory was never written."""
+        state, size = dict(vars(self)), (self.batch_size, self.n_head, len(self), self.head_dim)
+        for name in ("_k", "_v"):
+            state[name] = self._filled(_core.full(size, 0.0), getattr(self, name), range(self.batch_size))
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        size = (self.batch_size, self.n_head, self.capacity, self.head_dim)
+        for name in ("_k", "_v"):
+            setattr(self, name, self._filled(_core.empty(size), state[name], range(self.batch_size)))
 
     def row(self, i: int) -> Self:
         """Row i as a cache of one row on the same memory: what it appends or cuts, this cache has."""
@@ -158,8 +186,9 @@ def _checked_lengths(n: ArrayLike, lengths: IntArray) -> IntArray:
 
 
 class ModelCache:
-    """One KVCache per layer with common lengths, which advance once, after the last layer: a call that is refused or
-    interrupted on the way changes nothing. It remembers the ids it has seen, for `reuse`."""
+    """The keys and values of every layer of a GPT, as `gpt.new_cache` makes it, and the ids they came from, for
+    `reuse`.
+    """
 
     def __init__(self, n_layer: int, batch_size: int, n_head: int, head_dim: int, capacity: int) -> None:
         self.layers = [_Layer(batch_size, n_head, head_dim, capacity) for _ in range(n_layer)]
@@ -171,8 +200,13 @@ class ModelCache:
         for layer in self.layers:
             layer.lengths = self.lengths
 
-    batch_size = property(lambda self: self.layers[0].batch_size)
-    capacity = property(lambda self: self.layers[0].capacity)
+    @property
+    def batch_size(self) -> int:
+        return self.layers[0].batch_size
+
+    @property
+    def capacity(self) -> int:
+        return self.layers[0].capacity
 
     def __len__(self) -> int:
         return len(self.layers[0])
@@ -191,6 +225,7 @@ class ModelCache:
         self.layers[0].truncate(n)
 
     def reset(self) -> None:
+        """Forget everything; the memory stays."""
         self.truncate(0)
 
     def reuse(self, ids: ArrayLike) -> int:
@@ -219,6 +254,12 @@ class ModelCache:
         """An independent cache with the same contents, or with the chosen rows (see KVCache.copy)."""
         rows = np.arange(self.batch_size) if rows is None else _checked_rows(rows, self.batch_size)
         return self._made_of([layer.copy(rows) for layer in self.layers], self.ids[rows])
+
+    def __copy__(self) -> Self:
+        return self.copy()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self.copy()
 
     def row(self, i: int) -> Self:
         """Row i as a cache of one row on the same memory (see KVCache.row)."""

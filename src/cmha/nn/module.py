@@ -36,12 +36,16 @@ class HookHandle:
         hooks[self] = hook
 
     def remove(self) -> None:
+        """Takes the hook away; a second time does nothing."""
         self._hooks.pop(self, None)
 
 
 class Module:
-    """Parameters are the attributes that are leaf Tensors needing gradients, those of attributes that are Modules, and
-    of lists of Modules, in the order of assignment. Calling a module calls its forward."""
+    """What every layer is: a thing with parameters. Calling it calls its forward.
+
+    Parameters are the attributes that are leaf Tensors needing gradients, those of attributes that are Modules, and of
+    lists of Modules, in the order of assignment; nothing is registered. `training` says which mode it is in.
+    """
 
     forward: Callable[..., Any]  # each subclass has its own
     training = True
@@ -136,6 +140,7 @@ class Module:
                 yield name, value
 
     def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
+        """(path, Module) pairs of this one and all inside, in the order of assignment; its own path is `prefix`."""
         yield prefix, self
         for name, child in self._children():
             if isinstance(child, Module):
@@ -151,6 +156,7 @@ class Module:
                     yield f"{prefix}.{name}" if prefix else name, value
 
     def parameters(self) -> list[Tensor]:
+        """A list of all parameters, each once, in the order of assignment."""
         return [p for _, p in self.named_parameters()]
 
     def num_parameters(self) -> int:
@@ -158,11 +164,14 @@ class Module:
         return sum(p.size for p in self.parameters())
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Name -> tensor on the parameter's own memory, without gradient."""
+        """{name: tensor} on the parameters' own memory, without gradient."""
         return {name: p.detach() for name, p in self.named_parameters()}
 
     def load_state_dict(self, state: Mapping[str, ArrayLike]) -> None:
-        """Copy tensors or arrays into the parameters. Every name and shape must fit, else nothing is written."""
+        """Copy tensors or arrays into the parameters. Every name and shape must fit.
+
+        ValueError: all that does not, in one message; then nothing is written.
+        """
         if not isinstance(state, Mapping):
             raise TypeError(f"[load_state_dict] needs a dict of names and arrays; got {type(state).__name__}")
         own = dict(self.named_parameters())
@@ -181,15 +190,18 @@ class Module:
             _core.assign(own[name].data, t.data)
 
     def train(self, mode: bool = True) -> Self:
+        """Training mode (dropout drops) for this and all modules inside; mode=False: eval mode. Returns itself."""
         mode = check_flag("train", "mode", mode)
         for _, module in self.named_modules():
             module.training = mode
         return self
 
     def eval(self) -> Self:
+        """Eval mode: dropout does nothing. Returns itself."""
         return self.train(False)
 
     def zero_grad(self) -> None:
+        """Set .grad of every parameter to None."""
         for p in self.parameters():
             p.grad = None
 

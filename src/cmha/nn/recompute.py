@@ -21,9 +21,13 @@ if TYPE_CHECKING:
 def recompute(module: Module, x: Tensor) -> Tensor:
     """module(x) for one tensor in and one out; every gradient has the bits that module(x) itself would give."""
     parameters = module.parameters()
+    if any(p.data.shared for p in parameters):  # others may write them before the second pass: keep what the ops keep
+        out: Tensor = module(x)
+        return out
     start = random.position()
 
-    def checkpoint(x: Array, *_: Array) -> tuple[Array, Vjp]:  # an op: its arguments are x and the parameters, so their gradients are its own
+    # an op: its arguments are x and the parameters, so their gradients are its own
+    def checkpoint(x: Array, *_: Array) -> tuple[Array, Vjp]:
         with no_grad():
             y: Array = module(Tensor(x)).data
 
