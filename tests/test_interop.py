@@ -361,5 +361,3 @@ def test_jax_and_cmha_differentiate_one_chain():
     gc.collect()
     loss.backward()
     assert x.grad.tolist() == [0, 2, 4]
-
-
