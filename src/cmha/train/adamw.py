@@ -31,7 +31,7 @@ class Group(TypedDict, total=False):
     weight_decay: float
 
 
-Parameters: TypeAlias = Iterable[Tensor] | Iterable[Group]
+Parameters: TypeAlias = Iterable[Tensor | Group]  # all of one kind
 
 
 class AdamWState(TypedDict):
