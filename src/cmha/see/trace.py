@@ -81,6 +81,8 @@ def trace(model):
 
 
 class Trace(Inside):
+    """What trace gives: t[name] and iteration over names, rows (every Intermediate in its order), steps, table."""
+
     op = "trace"
 
     def __init__(self, model):
