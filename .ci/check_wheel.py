@@ -1,4 +1,4 @@
-"""What must hold of every wheel before it is used or published: python .ci/check_wheel.py WHEEL ...
+"""What must hold of every wheel before it is used or published: python .ci/check_wheel.py FOLDER
 
 Small, no sources, its types and licence inside, three requirements, no library of others inside and none needed but the
 system's own. The last is read with pyelftools where the wheel is for Linux.
@@ -50,10 +50,11 @@ def check(wheel):
 
 
 if __name__ == "__main__":
-    for path in map(Path, sys.argv[1:]):
+    wheels = sorted(Path(sys.argv[1]).glob("*.whl"))
+    for path in wheels:
         try:
             check(path)
         except AssertionError as error:
             sys.exit(f"{path.name}: {error}")
-    if len(sys.argv) < 2:
-        sys.exit("no wheel to look at")
+    if not wheels:
+        sys.exit(f"no wheel in {sys.argv[1]}")

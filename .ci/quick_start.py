@@ -38,16 +38,18 @@ def run(command):
     subprocess.run([shutil.which("bash"), "-c", command], env=environment, check=True)
 
 
-readme = Path(sys.argv[1]).read_text(encoding="utf-8")
-if os.listdir("."):
-    sys.exit("the folder is not empty")
-if compiler := next((name for name in COMPILERS if shutil.which(name, path=TOOLS)), None):
-    sys.exit(f"{compiler} lies in the environment: nothing would be proven")
-for name in ("a.txt", "b.txt"):  # "your own text"
-    Path(name).write_text(readme, encoding="utf-8")
-Path("tour.py").write_text("\n".join(blocks(section(readme, "A short tour"), "python")), encoding="utf-8")
-lines = commands(readme)
-if len(lines) < 5 or lines[0] != "cmha train":
-    sys.exit(f"the quick start is not what it was; found {lines}")
-for line in [*lines, "python -W error tour.py"]:
-    run(line)
+def main(path):
+    readme = Path(path).read_text(encoding="utf-8")
+    if os.listdir("."):
+        sys.exit("the folder is not empty")
+    if compiler := next((name for name in COMPILERS if shutil.which(name, path=TOOLS)), None):
+        sys.exit(f"{compiler} lies in the environment: nothing would be proven")
+    for name in ("a.txt", "b.txt"):  # "your own text"
+        Path(name).write_text(readme, encoding="utf-8")
+    Path("tour.py").write_text("\n".join(blocks(section(readme, "A short tour"), "python")), encoding="utf-8")
+    for line in [*commands(readme), "python -W error tour.py"]:
+        run(line)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

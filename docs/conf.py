@@ -32,6 +32,7 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # shapes stand in the docstrings, types in the stubs
 autodoc_default_options = {"members": True}
 add_module_names = False
+smartquotes = False  # "lr" and --out are meant as they stand
 suppress_warnings = ["myst.header"]  # an included file brings its own first heading
 
 

@@ -41,7 +41,7 @@ class Interchange(_core.Buffered):
 
     def _readable(self, op: str, error: type[Exception]) -> Array:
         """The array, for one who does not know of gradients."""
-        if self.requires_grad:
+        if self._requires_grad:
             raise error(f"[{op}] the tensor needs gradients, which would be lost; got requires_grad=True, expected "
                         "detach() first")  # fmt: skip
         return self._data

@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 from collections.abc import Callable, Iterator
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, SupportsIndex, overload
+from typing import TYPE_CHECKING, Any, ClassVar, SupportsIndex, overload
 
 import numpy as np
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from cmha._core import Array
     from cmha.autograd import Node
     from cmha.types import ArrayLike, Axes, Dtype, Flag, Index, Op, OpOfTwo, Shape, Sizes
+
+    Operator = Callable[["Tensor", ArrayLike], "Tensor"]
 
 
 def to_tensor(x: ArrayLike, op: str = "tensor") -> Tensor:
@@ -40,7 +42,7 @@ def _other(name: str, other: ArrayLike) -> Tensor | None:
         return None
 
 
-def _number_op(name: str, op: Op, reverse: bool = False) -> Callable[[Tensor, ArrayLike], Tensor]:
+def _number_op(name: str, op: Op, reverse: bool = False) -> Operator:
     def method(self: Tensor, other: ArrayLike) -> Any:  # a Tensor, or NotImplemented
         y = _other(name, other)
         if y is None:
@@ -50,9 +52,7 @@ def _number_op(name: str, op: Op, reverse: bool = False) -> Callable[[Tensor, Ar
     return method
 
 
-def _compare_op(
-    name: str, kernel: Callable[[Array, Array], Array], swap: bool = False
-) -> Callable[[Tensor, ArrayLike], Tensor]:
+def _compare_op(name: str, kernel: Callable[[Array, Array], Array], swap: bool = False) -> Operator:
     def method(self: Tensor, other: ArrayLike) -> Any:  # a Tensor, or NotImplemented
         y = _other(name, other)
         if y is None:
@@ -234,8 +234,8 @@ class Tensor(Interchange, AlongAxes):  # in this order: __new__ is the one of th
     __gt__ = _compare_op("less", _core.less, swap=True)
     __ge__ = _compare_op("less_equal", _core.less_equal, swap=True)
     # element by element, as NumPy's, where object's own give one bool
-    __eq__ = _compare_op("equal", _core.equal)  # type: ignore[assignment]
-    __ne__ = _compare_op("not_equal", _core.not_equal)  # type: ignore[assignment]
+    __eq__: ClassVar[Operator] = _compare_op("equal", _core.equal)  # type: ignore[assignment]
+    __ne__: ClassVar[Operator] = _compare_op("not_equal", _core.not_equal)  # type: ignore[assignment]
 
     def __neg__(self) -> Tensor:
         return make(ops.negative, self.float())

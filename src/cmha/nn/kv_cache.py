@@ -140,10 +140,10 @@ class KVCache:
         state, size = dict(vars(self)), (self.batch_size, self.n_head, len(self), self.head_dim)
         for name in ("_k", "_v"):
             state[name] = self._filled(_core.full(size, 0.0), getattr(self, name), range(self.batch_size))
-        return state
+        return {**state, "lengths": self.lengths.copy()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
+        vars(self).update(state, lengths=np.array(state["lengths"]))  # pickle may leave them on another's buffer
         size = (self.batch_size, self.n_head, self.capacity, self.head_dim)
         for name in ("_k", "_v"):
             setattr(self, name, self._filled(_core.empty(size), state[name], range(self.batch_size)))
@@ -260,6 +260,13 @@ class ModelCache:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self.copy()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "ids": self.ids.copy()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, ids=np.array(state["ids"]))
+        self._share_lengths()
 
     def row(self, i: int) -> Self:
         """Row i as a cache of one row on the same memory (see KVCache.row)."""

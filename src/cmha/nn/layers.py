@@ -43,7 +43,8 @@ class Linear(Module):
         return make(ops.linear_gelu if gelu else ops.linear, x, *parameters)
 
     if TYPE_CHECKING:
-        __call__ = forward
+
+        def __call__(self, x: ArrayLike, *, gelu: bool = False, residual: Tensor | None = None) -> Tensor: ...
 
 
 class LayerNorm(Module):
@@ -65,7 +66,8 @@ class LayerNorm(Module):
         return make(ops.layer_norm, x, self.weight, self.bias, eps=self.eps)
 
     if TYPE_CHECKING:
-        __call__ = forward
+
+        def __call__(self, x: ArrayLike) -> Tensor: ...
 
 
 class Embedding(Module):
@@ -84,7 +86,8 @@ class Embedding(Module):
         return make(ops.embedding, self.weight, ids)
 
     if TYPE_CHECKING:
-        __call__ = forward
+
+        def __call__(self, ids: ArrayLike) -> Tensor: ...
 
 
 class Dropout(Module):
@@ -115,7 +118,8 @@ class Dropout(Module):
         return make(ops.dropout, x, p=self.p, seed=seed, stream=stream, first=first_row * row)
 
     if TYPE_CHECKING:
-        __call__ = forward
+
+        def __call__(self, x: ArrayLike) -> Tensor: ...
 
 
 class MLP(Module):
@@ -135,4 +139,5 @@ class MLP(Module):
         return x if residual is None else residual + x
 
     if TYPE_CHECKING:
-        __call__ = forward
+
+        def __call__(self, x: ArrayLike, *, residual: Tensor | None = None) -> Tensor: ...

@@ -100,6 +100,8 @@ def trace(model: Module) -> Trace:
 
 
 class Trace(Inside):
+    """What trace gives: t[name] and iteration over names, rows (every Intermediate in its order), steps, table."""
+
     op = "trace"
 
     def __init__(self, model: Module) -> None:

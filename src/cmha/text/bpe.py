@@ -69,6 +69,15 @@ class BPETokenizer:
         only_special = len(added) == len(self.special_tokens)
         self._can_cut = plain and not before.add_prefix_space and backend.normalizer is None and only_special
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle and copy: tokenizers' own state forgets that special tokens are text."""
+        state = {name: value for name, value in vars(self).items() if name != "_with_special"}
+        return {**state, "_backend": self._backend.to_str()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _backend=_package().Tokenizer.from_str(state["_backend"]))
+        self._backend.encode_special_tokens = True
+
     @property
     def vocab_size(self) -> int:
         """The largest id and one more, V."""
