@@ -78,6 +78,7 @@ def show_config() -> dict[str, str | list[str]]:
         "simd_available": [name for name in build["variants"] if _core.has_variant(name)],
         "simd_built": build["variants"],
         "threads": str(_core.get_num_threads()),
+        "openmp": "no" if build["threads_kind"] == "none" else "yes",
         "threads_kind": build["threads_kind"],
         "compiler": build["compiler"],
         "flags": build["flags"],
