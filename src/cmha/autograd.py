@@ -4,6 +4,7 @@ A Node is an op that ran: its vjp and, per argument, where the gradient goes: to
 Tensor itself, or nowhere (None). Gradients of broadcast arguments are summed here, and here alone they are accumulated.
 """
 
+import os
 import threading
 import time
 from contextlib import ContextDecorator, contextmanager
@@ -18,6 +19,9 @@ class _PerThread(threading.local):
 
 
 _state = _PerThread()
+_taking = threading.Lock()
+if hasattr(os, "register_at_fork"):  # a child must not inherit it taken by a thread that it does not have
+    os.register_at_fork(before=_taking.acquire, after_in_parent=_taking.release, after_in_child=_taking.release)
 
 
 class no_grad(ContextDecorator):
@@ -53,7 +57,7 @@ class Node:
 
     def check_unchanged(self):
         """What stood in memory at forward must still stand there: optimisers and loading write in place."""
-        if self.vjp is None:
+        if self.saved is None:
             raise RuntimeError("[backward] the graph was freed by an earlier backward; run the forward pass again")
         for array in self.saved:
             if array.version > self.born:
@@ -124,13 +128,17 @@ def _order(root):
 def backward(root, grad):
     """Gradients of `root` (a Node or a leaf tensor) for `grad` to every leaf; returns [(leaf, gradient array)].
 
-    Nothing is written to the leaves here, so an error on the way changes no gradient. Each node is freed once it ran.
+    Nothing is written to the leaves here, so an error on the way changes no gradient. The graph is taken as a whole,
+    before the first vjp runs, and each node is freed once it ran.
     """
     if not isinstance(root, Node):
         return [(root, grad)]
     order = _order(root)
-    for node in order:
-        node.check_unchanged()
+    with _taking:  # a node has one backward, also where two threads ask for it at once
+        for node in order:
+            node.check_unchanged()
+        for node in order:
+            node.saved = None
     grads, leaves = {root: grad}, {}
     for node in order:
         dy = grads.pop(node, None)
@@ -147,5 +155,5 @@ def backward(root, grad):
                     into[parent] = _core.embedding_add_rows(dense(into[parent]), dx.rows, dx.ids)
                 else:
                     into[parent] = _core.add(dense(into[parent]), dx)
-        node.vjp, node.parents, node.saved = None, (), ()
+        node.vjp, node.parents = None, ()
     return [(leaf, dense(grad)) for leaf, grad in leaves.items()]

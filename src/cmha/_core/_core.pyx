@@ -20,9 +20,14 @@ cdef extern from *:
 cdef extern from "pool.h" nogil:
     ctypedef struct pool_statistics:
         size_t in_use, reserved, peak
-    pool_statistics pool_stats
+    pool_statistics pool_look(int anew) noexcept
     void *pool_take(size_t bytes, size_t *size) noexcept
     void pool_give(void *data, size_t size) noexcept
+
+cdef extern from "words.h" nogil:
+    uint64_t word_read(const uint64_t *p) noexcept
+    void word_write(uint64_t *p, uint64_t value) noexcept
+    uint64_t word_count(uint64_t *p) noexcept
 
 cdef extern from "parallel.h" nogil:
     int threads_available() noexcept

@@ -1,7 +1,7 @@
 """The GPT-2 model: embeddings, blocks of attention and MLP with layer norm in front, a tied output layer."""
 
 import math
-from contextlib import nullcontext
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -74,39 +74,26 @@ class GPT(Module):
         With a cache (gpt.new_cache) ids are the positions behind what it holds; no gradients then.
         """
         ids = self._checked_ids("ids", ids)
-        self._check_positions(ids, cache)
         if targets is not None:
             targets = to_tensor(targets, "gpt")
             if targets.shape != ids.shape:
                 raise ValueError(f"[gpt] targets must have the shape of ids; got {targets.shape}, expected {ids.shape}")
-        with nullcontext() if cache is None else no_grad():
+        with self._behind(cache, ids):
             x = self._hidden(ids, cache)  # (B, T, D)
             logits = self._head(x.reshape(x.shape[0] * x.shape[1], x.shape[2])).reshape(*ids.shape, self.cfg.vocab_size)
-        loss = None if targets is None else functional.cross_entropy(logits, targets)
-        if cache is not None:
-            cache.advance(ids.numpy())  # last: whatever is refused above leaves the cache as it was
+            loss = None if targets is None else functional.cross_entropy(logits, targets)
         return logits if targets is None else (logits, loss)
 
     def last_logits(self, ids, count=1, *, cache=None):
         """ids (B, T) -> the logits of the last `count` positions, a NumPy array (B, count, V): what generation needs of
         forward, with the same bits, without dropout or a graph, whatever the mode of the model."""
         ids = self._checked_ids("ids", ids)
-        self._check_positions(ids, cache)
         count = check_integer("gpt", "count", count, 1, max(1, ids.shape[1]))
         if ids.size == 0:
             raise ValueError(f"[gpt] ids must hold at least one row and one position; got {ids.shape}")
-        training = self.training
-        if training:
-            self.eval()
-        try:
-            with no_grad():
-                x = self._hidden(ids, cache)[:, -count:]  # (B, count, D)
-                logits = self._head(x.reshape(ids.shape[0] * count, x.shape[2])).numpy()
-        finally:
-            if training:
-                self.train()
-        if cache is not None:
-            cache.advance(ids.numpy())
+        with self._behind(cache, ids), no_grad(), random.no_dropout():
+            x = self._hidden(ids, cache)[:, -count:]  # (B, count, D)
+            logits = self._head(x.reshape(ids.shape[0] * count, x.shape[2])).numpy()
         return logits.reshape(ids.shape[0], count, self.cfg.vocab_size)
 
     def _hidden(self, ids, cache):
@@ -129,10 +116,23 @@ class GPT(Module):
         """(N, D) -> logits (N, V)"""
         return x @ self.wte.weight.T
 
+    @contextmanager
+    def _behind(self, cache, ids):
+        """Inside, ids (B, T) are computed behind what the cache holds, if there is one: they fit, no other thread uses
+        it, no graph is built. They count at the end: whatever is refused leaves the cache as it was."""
+        if cache is None:
+            self._check_positions(ids, None)
+            yield
+            return
+        if not isinstance(cache, ModelCache):
+            raise TypeError(f"[gpt] cache must be one of gpt.new_cache(); got {type(cache).__name__}")
+        with cache.turn, no_grad():
+            self._check_positions(ids, cache)
+            yield
+            cache.advance(ids.numpy())
+
     def _check_positions(self, ids, cache):
         """That ids (B, T) fit behind what the cache holds, and the cache fits the model."""
-        if cache is not None and not isinstance(cache, ModelCache):
-            raise TypeError(f"[gpt] cache must be one of gpt.new_cache(); got {type(cache).__name__}")
         B, T = ids.shape
         start = 0 if cache is None else len(cache)
         if start + T > self.cfg.block_size:

@@ -4,19 +4,50 @@ A row's keys start at slot 0 and end at its own length: rows of a batch may diff
 left, and no row knows of another.
 """
 
+import functools
+import threading
+
 import numpy as np
 
 from cmha import _core
-from cmha.errors import check_integer, quote
+from cmha.errors import check_integer, message, quote
 from cmha.foreign import numpy_array
 from cmha.tensor import Tensor, to_tensor
+
+
+class Turn:
+    """A cache, with its rows, is used by one thread at a time: a call from another, while one runs, is refused."""
+
+    def __init__(self):
+        self._lock = threading.RLock()
+
+    def __enter__(self):
+        if not self._lock.acquire(blocking=False):
+            rule = "a cache is used by one thread at a time"
+            raise RuntimeError(message("kv_cache", rule, "a call while another thread uses it"))
+
+    def __exit__(self, *_):
+        self._lock.release()
+
+    def __reduce__(self):  # a copy of a cache is nobody's yet
+        return Turn, ()
+
+
+def in_turn(method):
+    @functools.wraps(method)
+    def alone(self, *args, **kwargs):
+        with self.turn:
+            return method(self, *args, **kwargs)
+
+    return alone
 
 
 class KVCache:
     """Preallocated keys and values of one attention layer: (B, H_kv, capacity, hd) each, with a length per row.
 
     For inference: what append returns carries no gradient, and is a view of the cache's own memory, valid until the
-    cache is written again: after truncate, the next append changes it. `cmha.tensor(k_all)` keeps a copy.
+    cache is written again: after truncate, the next append changes it. `cmha.tensor(k_all)` keeps a copy. One thread at
+    a time: a call while another thread's runs is a RuntimeError and changes nothing.
     """
 
     def __init__(self, batch_size, n_head, head_dim, capacity):
@@ -26,6 +57,7 @@ class KVCache:
         size = (self.batch_size, self.n_head, self.capacity, self.head_dim)
         self._k, self._v = _core.empty(size), _core.empty(size)
         self.lengths = np.zeros(self.batch_size, np.int64)
+        self.turn = Turn()
 
     def __len__(self):
         """Positions in use (of the longest row)."""
@@ -66,6 +98,7 @@ class KVCache:
         used = (slice(None), slice(None), slice(0, longest + n))
         return Tensor(self._k[used]), Tensor(self._v[used])
 
+    @in_turn
     def append(self, k, v):
         """(B, H_kv, n, hd) twice -> all keys, all values (B, H_kv, len, hd). Full, mismatched: an error, unchanged.
 
@@ -76,6 +109,7 @@ class KVCache:
         self.lengths += k_all.shape[2] - len(self)
         return k_all, v_all
 
+    @in_turn
     def truncate(self, n):
         """Forget everything behind the first n positions of every row; n may be a list with a number for each row."""
         if isinstance(n, list | tuple | np.ndarray):
@@ -87,6 +121,7 @@ class KVCache:
     def reset(self):
         self.truncate(0)
 
+    @in_turn
     def reorder(self, rows):
         """Row i becomes what row rows[i] was (for beam search); the number of rows stays."""
         rows = _checked_rows(rows, self.batch_size, self.batch_size)
@@ -103,13 +138,14 @@ class KVCache:
                 _core.assign(new[i][used], old[row][used])
             setattr(self, name, new)
 
+    @in_turn
     def copy(self, rows=None):
         """An independent cache with the same contents; `rows` chooses some, in any order and also several times:
         copy([0, 0, 0]) goes on in three ways behind one beginning that was computed once."""
         rows = np.arange(self.batch_size) if rows is None else _checked_rows(rows, self.batch_size)
         other = self._sharing(self.lengths)
         other._take(rows)
-        other.batch_size, other.lengths = len(rows), self.lengths[rows]
+        other.batch_size, other.lengths, other.turn = len(rows), self.lengths[rows], Turn()
         return other
 
     def row(self, i):
@@ -159,9 +195,10 @@ class ModelCache:
         self._share_lengths()
 
     def _share_lengths(self):
-        self.lengths = self.layers[0].lengths
+        """The layers' lengths are one array, and whose turn it is holds for all of them."""
+        self.lengths, self.turn = self.layers[0].lengths, self.layers[0].turn
         for layer in self.layers:
-            layer.lengths = self.lengths
+            layer.lengths, layer.turn = self.lengths, self.turn
 
     batch_size = property(lambda self: self.layers[0].batch_size)
     capacity = property(lambda self: self.layers[0].capacity)
@@ -178,6 +215,7 @@ class ModelCache:
         np.put_along_axis(self.ids, columns, ids, axis=1)
         self.lengths += ids.shape[1]
 
+    @in_turn
     def truncate(self, n):
         """Forget everything behind the first n positions of every row; n may be a list with a number for each row."""
         self.layers[0].truncate(n)
@@ -185,6 +223,7 @@ class ModelCache:
     def reset(self):
         self.truncate(0)
 
+    @in_turn
     def reuse(self, ids):
         """Cut a cache of one row to the longest beginning that it shares with ids (T), and return its length n: go on
         with gpt(ids[n:], cache=cache). The last id is never reused, as its logits are to be computed."""
@@ -199,6 +238,7 @@ class ModelCache:
         self.truncate(n)
         return n
 
+    @in_turn
     def reorder(self, rows):
         """Row i becomes what row rows[i] was; the number of rows stays."""
         rows = _checked_rows(rows, self.batch_size, self.batch_size)
@@ -207,6 +247,7 @@ class ModelCache:
         self.ids = self.ids[rows]
         self.lengths[:] = self.lengths[rows]
 
+    @in_turn
     def copy(self, rows=None):
         """An independent cache with the same contents, or with the chosen rows (see KVCache.copy)."""
         rows = np.arange(self.batch_size) if rows is None else _checked_rows(rows, self.batch_size)

@@ -72,7 +72,7 @@ class Dropout(Module):
         return f"p={self.p}"
 
     def drops(self):
-        return self.training and self.p > 0
+        return self.training and self.p > 0 and not random.drops_nothing()
 
     def forward(self, x):
         x = to_tensor(x, "dropout").float()

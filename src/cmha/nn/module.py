@@ -66,9 +66,8 @@ class Module:
     def _register(self, which, hook):
         if not callable(hook):
             raise TypeError(f"[hook] a hook must be callable; got {type(hook).__name__}")
-        if self._hooks is None:
-            self._hooks = {}, {}
-        return HookHandle(self._hooks[which], hook)
+        hooks = vars(self).setdefault("_hooks", ({}, {}))  # in one step: another thread may register one, too
+        return HookHandle(hooks[which], hook)
 
     def _children(self):
         """(name, value) of Tensors and Modules, lists opened."""
