@@ -1,23 +1,33 @@
 """Functions on tensors: making them, joining them, and the ops that are no method."""
 
+from __future__ import annotations
+
 import math
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, overload
 
 import numpy as np
 
 from cmha import _core, ops, random
+from cmha.autograd import lasting
 from cmha.errors import as_number, check_flag, check_integer, check_number, quote
 from cmha.foreign import numpy_array, one_of, read_axis, read_sizes
+from cmha.interchange import CPU
 from cmha.tensor import Tensor, make, to_tensor
+
+if TYPE_CHECKING:
+    from cmha._core import Array
+    from cmha.types import ArrayLike, Dtype, NumPyArray, Sizes, WantedWeights
 
 INT64 = (-(1 << 63), (1 << 63) - 1)
 
 
-def tensor(data, requires_grad=False):
+def tensor(data: ArrayLike, requires_grad: bool = False) -> Tensor:
     """A copy of `data`: floats become float32, integers int64, bools stay bool."""
     return Tensor(_core.copy(data.data) if isinstance(data, Tensor) else to_tensor(data).data, requires_grad)
 
 
-def from_numpy(array, requires_grad=False):
+def from_numpy(array: NumPyArray, requires_grad: bool = False) -> Tensor:
     """On the array's own memory where it is float32, int64 or bool, native and aligned; else a copy.
 
     The memory is marked as shared: what backward needs later is copied, so writing to the array changes no gradient.
@@ -27,17 +37,42 @@ def from_numpy(array, requires_grad=False):
     return Tensor(_core.from_buffer(numpy_array(array, "from_numpy")), requires_grad)
 
 
-def zeros(*shape, requires_grad=False):
+def from_dlpack(x: Any) -> Tensor:
+    """On the memory of any array that speaks DLPack (PyTorch, JAX, NumPy, ...): float32, int64 or bool, on the CPU.
+
+    No copy is made; the memory is held until the last view of it is gone, and marked as shared (see from_numpy).
+    TypeError: another dtype; cast it there, or copy with cmha.tensor(x). BufferError: another device, or x refuses, as
+    PyTorch's tensors do that need gradients.
+    """
+    op = "from_dlpack"
+    if not hasattr(x, "__dlpack__") or not hasattr(x, "__dlpack_device__"):
+        raise TypeError(f"[{op}] needs an array with __dlpack__ and __dlpack_device__; got {type(x).__name__}")
+    device = tuple(int(n) for n in x.__dlpack_device__())
+    if device != CPU:
+        raise BufferError(f"[{op}] memory must be the CPU's; got DLPack device {device}, expected {CPU}")
+    rule = f"[{op}] elements must be float32, int64 or bool; got {quote(str(getattr(x, 'dtype', type(x).__name__)))}"
+    try:
+        array = x if isinstance(x, np.ndarray) else np.from_dlpack(x)  # NumPy before 2.1 refuses its own read-only ones
+    except BufferError:
+        raise
+    except (RuntimeError, TypeError) as error:  # what NumPy has no dtype for
+        raise TypeError(f"{rule}: {error}") from None
+    if array.dtype not in (np.float32, np.int64, np.bool_):
+        raise TypeError(rule)
+    return Tensor(_core.from_buffer(numpy_array(array, op)))
+
+
+def zeros(*shape: Sizes, requires_grad: bool = False) -> Tensor:
     return Tensor(_core.full(read_sizes(shape), 0.0, op="zeros"), requires_grad)
 
 
-def ones(*shape, requires_grad=False):
+def ones(*shape: Sizes, requires_grad: bool = False) -> Tensor:
     return Tensor(_core.full(read_sizes(shape), 1.0, op="ones"), requires_grad)
 
 
-def full(shape, value, requires_grad=False):
+def full(shape: Sizes, value: float, requires_grad: bool = False) -> Tensor:
     """A bool value makes a bool tensor, an int an int64 one, a float float32."""
-    dtype = (
+    dtype: Dtype = (
         "bool" if isinstance(value, bool | np.bool_) else "int64" if isinstance(value, int | np.integer) else "float32"
     )
     if dtype == "float32":
@@ -47,7 +82,7 @@ def full(shape, value, requires_grad=False):
     return Tensor(_core.full(read_sizes((shape,)), value, dtype), requires_grad)
 
 
-def arange(*bounds):
+def arange(*bounds: float) -> Tensor:
     """arange(stop), arange(start, stop), arange(start, stop, step): int64, or float32 if a bound is a float."""
     try:
         return to_tensor(np.arange(*bounds), "arange")
@@ -55,23 +90,23 @@ def arange(*bounds):
         raise ValueError(f"[arange] needs one to three finite numbers, the third not 0; got {quote(bounds)}") from None
 
 
-def randn(*shape, requires_grad=False):
+def randn(*shape: Sizes, requires_grad: bool = False) -> Tensor:
     """Standard normal numbers of this process's generator (manual_seed)."""
     if random.draws_nothing():
         return zeros(*shape, requires_grad=requires_grad)
-    shape = _core.empty(read_sizes(shape), op="randn").shape  # checks the sizes
-    return Tensor(to_tensor(random.generator().standard_normal(shape, dtype=np.float32)).data, requires_grad)
+    sizes = _core.empty(read_sizes(shape), op="randn").shape  # checks the sizes
+    return Tensor(to_tensor(random.generator().standard_normal(sizes, dtype=np.float32)).data, requires_grad)
 
 
-def rand(*shape, requires_grad=False):
+def rand(*shape: Sizes, requires_grad: bool = False) -> Tensor:
     """Uniform numbers in [0, 1)."""
     if random.draws_nothing():
         return zeros(*shape, requires_grad=requires_grad)
-    shape = _core.empty(read_sizes(shape), op="rand").shape
-    return Tensor(to_tensor(random.generator().random(shape, dtype=np.float32)).data, requires_grad)
+    sizes = _core.empty(read_sizes(shape), op="rand").shape
+    return Tensor(to_tensor(random.generator().random(sizes, dtype=np.float32)).data, requires_grad)
 
 
-def where(condition, a, b):
+def where(condition: ArrayLike, a: ArrayLike, b: ArrayLike) -> Tensor:
     """a where condition (bool) is True, else b, with broadcasting."""
     condition = to_tensor(condition, "where")
     if condition.dtype != "bool":
@@ -79,19 +114,19 @@ def where(condition, a, b):
     return make(ops.where, condition, to_tensor(a, "where").float(), to_tensor(b, "where").float())
 
 
-def _tensors(op, tensors):
+def _tensors(op: str, tensors: Iterable[ArrayLike]) -> list[Tensor]:
     try:
-        tensors = [to_tensor(t, op) for t in iter(tensors)]
+        found = [to_tensor(t, op) for t in iter(tensors)]
     except TypeError as error:
         if str(error).startswith("["):
             raise
         raise TypeError(f"[{op}] needs a list of tensors; got {type(tensors).__name__}") from None
-    if not tensors:
+    if not found:
         raise ValueError(f"[{op}] needs at least one tensor; got none")
-    return tensors
+    return found
 
 
-def cat(tensors, axis=None, *, dim=None):
+def cat(tensors: Iterable[ArrayLike], axis: SupportsIndex | None = None, *, dim: SupportsIndex | None = None) -> Tensor:
     """Join along an axis (the first by default) that all have; the other sizes must agree."""
     tensors = _tensors("cat", tensors)
     axis = read_axis("cat", one_of("cat", "axis", axis, "dim", dim, 0), tensors[0].ndim)
@@ -105,7 +140,9 @@ def cat(tensors, axis=None, *, dim=None):
     return make(ops.cat, *tensors, axis=axis)
 
 
-def stack(tensors, axis=None, *, dim=None):
+def stack(
+    tensors: Iterable[ArrayLike], axis: SupportsIndex | None = None, *, dim: SupportsIndex | None = None
+) -> Tensor:
     """Join along a new axis (in front by default); all shapes must be equal."""
     tensors = _tensors("stack", tensors)
     if len({t.shape for t in tensors}) != 1:
@@ -114,7 +151,9 @@ def stack(tensors, axis=None, *, dim=None):
     return cat([t.reshape(*t.shape[:axis], 1, *t.shape[axis:]) for t in tensors], axis)
 
 
-def split(x, size, axis=None, *, dim=None):
+def split(
+    x: ArrayLike, size: int | Sequence[int], axis: SupportsIndex | None = None, *, dim: SupportsIndex | None = None
+) -> list[Tensor]:
     """A list of views of `size` elements along the axis (the first by default; the last view may be shorter), or of the
     sizes in a list."""
     x = to_tensor(x, "split")
@@ -134,7 +173,7 @@ def split(x, size, axis=None, *, dim=None):
     return out
 
 
-def cross_entropy(logits, targets, ignore_index=-1):
+def cross_entropy(logits: ArrayLike, targets: ArrayLike, ignore_index: int = -1) -> Tensor:
     """Mean over the counted rows of log sum_j exp(x_j) - x_target: logits (..., V), targets (...) integers.
 
     Rows whose target is ignore_index do not count; if none counts the loss is 0 with zero gradients.
@@ -152,7 +191,7 @@ def cross_entropy(logits, targets, ignore_index=-1):
                 need_grad=logits.requires_grad)  # fmt: skip
 
 
-def attention_mask(mask, op="attention"):
+def attention_mask(mask: ArrayLike | None, op: str = "attention") -> Array | None:
     """A mask as the kernel takes it: bool or float32 array, 2-D (T, S) or 4-D, that needs no gradient."""
     if mask is None:
         return None
@@ -165,10 +204,12 @@ def attention_mask(mask, op="attention"):
         )
     if mask.ndim not in (2, 4):
         raise ValueError(f"[{op}] mask must be (T, S) or broadcast to (B, H, T, S); got {mask.shape}")
-    return mask.data
+    return lasting(mask.data)
 
 
-def wanted_weights(op, need_weights, weight_rows, H, T):
+def wanted_weights(
+    op: str, need_weights: bool | Sequence[int], weight_rows: Sequence[int] | None, H: int, T: int
+) -> WantedWeights:
     """need_weights (a bool, or a list of heads) and weight_rows (None or (start, stop)) as the op takes them: None for
     no weights, else (heads or None for all, (start, stop))."""
     if isinstance(need_weights, list | tuple):
@@ -190,15 +231,34 @@ def wanted_weights(op, need_weights, weight_rows, H, T):
     return heads, (start, check_integer(op, "the stop of weight_rows", weight_rows[1], start, T))
 
 
-def check_probability(op, name, p):
+def check_probability(op: str, name: str, p: float) -> float:
     if isinstance(p, bool) or not isinstance(p, int | float | np.number) or not 0 <= p <= 1:
         raise ValueError(f"[{op}] {name} must be between 0 and 1; got {quote(p)}")
     return float(p)
 
 
+@overload
 def scaled_dot_product_attention(
-    q, k, v, *, mask=None, is_causal=False, dropout_p=0.0, scale=None, need_weights=False, weight_rows=None
-):  # fmt: skip
+    q: ArrayLike, k: ArrayLike, v: ArrayLike, *, mask: ArrayLike | None = None, is_causal: bool = False,
+    dropout_p: float = 0.0, scale: float | None = None, need_weights: Literal[False] = False, weight_rows: None = None,
+) -> Tensor: ...  # fmt: skip
+@overload
+def scaled_dot_product_attention(
+    q: ArrayLike, k: ArrayLike, v: ArrayLike, *, mask: ArrayLike | None = None, is_causal: bool = False,
+    dropout_p: float = 0.0, scale: float | None = None, need_weights: Literal[True] | Sequence[int],
+    weight_rows: Sequence[int] | None = None,
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+@overload
+def scaled_dot_product_attention(
+    q: ArrayLike, k: ArrayLike, v: ArrayLike, *, mask: ArrayLike | None = None, is_causal: bool = False,
+    dropout_p: float = 0.0, scale: float | None = None, need_weights: bool | Sequence[int] = False,
+    weight_rows: Sequence[int] | None = None,
+) -> Tensor | tuple[Tensor, Tensor]: ...  # fmt: skip
+def scaled_dot_product_attention(
+    q: ArrayLike, k: ArrayLike, v: ArrayLike, *, mask: ArrayLike | None = None, is_causal: bool = False,
+    dropout_p: float = 0.0, scale: float | None = None, need_weights: bool | Sequence[int] = False,
+    weight_rows: Sequence[int] | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """softmax(q k^T * scale + mask) v in one fused kernel (Vaswani et al. 2017, equation 1).
 
     q (B, H, T, hd), k and v (B, H_kv, S, hd); H may be a multiple of H_kv: query head h reads key head h // (H / H_kv).
@@ -217,11 +277,11 @@ def scaled_dot_product_attention(
     if q.shape[3] == 0:
         raise ValueError(f"[{op}] head_dim must be at least 1; got q {q.shape}")
     is_causal = check_flag(op, "is_causal", is_causal)
-    need_weights = wanted_weights(op, need_weights, weight_rows, q.shape[1], q.shape[2])
+    wanted = wanted_weights(op, need_weights, weight_rows, q.shape[1], q.shape[2])
     dropout_p = check_probability(op, "dropout_p", dropout_p)
     seed, stream, first_row = random.next_stream() if dropout_p else (0, 0, 0)
     scale = 1.0 / math.sqrt(q.shape[3]) if scale is None else check_number(op, "scale", scale, bool, "a number but 0")
     return make(
-        ops.attention, q, k, v, need_weights=need_weights, mask=attention_mask(mask, op), is_causal=is_causal,
+        ops.attention, q, k, v, need_weights=wanted, mask=attention_mask(mask, op), is_causal=is_causal,
         scale=scale, dropout_p=dropout_p, seed=seed, stream=stream, first_row=first_row,
     )  # fmt: skip

@@ -1,3 +1,5 @@
+# cython: auto_pickle=False, autotestdict=False
+# so that the module holds nothing but what _core.pyi names
 """The compiled core of cmha: arrays (shape, strides, views) and kernels on them. No gradients, no layers.
 
 Each op below is the same four beats: check shapes, take memory, release the GIL, call the kernel.
@@ -46,6 +48,7 @@ include "threads.pxi"
 include "array.pxi"
 include "arguments.pxi"
 include "views.pxi"
+include "lending.pxi"
 include "binary.pxi"
 include "unary.pxi"
 include "gelu.pxi"

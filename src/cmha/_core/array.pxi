@@ -21,6 +21,8 @@ cdef class Storage:
     cdef Py_buffer foreign
     cdef bint shared
     cdef uint64_t version               # the value of `changes` when the memory was last written in place
+    cdef int loans                      # how often it is lent to who may write it (lending.pxi)
+    cdef uint64_t seal                  # checksum of the memory while it is lent
 
     def __dealloc__(self):
         if self.shared:
@@ -30,6 +32,11 @@ cdef class Storage:
 
 
 cdef uint64_t changes = 0               # in-place writes so far; backward compares it with Storage.version
+
+
+cdef inline void mark_changed(Storage storage) noexcept:
+    """The memory was written in place. Every change has a number of its own, whatever other threads do meanwhile."""
+    word_write(&storage.version, word_count(&changes))
 
 
 @cython.freelist(64)
@@ -70,17 +77,19 @@ cdef class Array:
 
     @property
     def shared(self):
-        """True for memory that came in from outside: who keeps values for later must copy them."""
-        return self.storage.shared
+        """True for memory that others may write: who keeps values for later must copy them."""
+        return self.storage.shared or self.storage.loans > 0
 
     @property
     def version(self):
-        """Number of the last in-place write to this memory (see `changes()`)."""
+        """Number of the last in-place write to this memory (see `change_count()`)."""
+        if self.storage.loans > 0:
+            look_for_writes(self.storage)
         return word_read(&self.storage.version)
 
     def bump(self):
         """Say that this memory was written in place."""
-        word_write(&self.storage.version, word_count(&changes))
+        mark_changed(self.storage)
 
     def same_storage(self, Array other not None):
         return self.storage is other.storage
@@ -115,6 +124,9 @@ cdef class Array:
 
     def __getitem__(self, index):
         return index_view(self, index)
+
+    def __deepcopy__(self, memo):
+        return duplicate(self)
 
     def __getbuffer__(self, Py_buffer *buffer, int flags):
         fill_buffer(self, buffer, flags)

@@ -1,8 +1,11 @@
 """cmha heads: where every head of a model looks, as heat maps in the terminal, a picture or a page."""
 
-import sys
+from __future__ import annotations
 
-from cmha.cli.options import UsageError, check_run, filled, integer, utf8
+import sys
+from argparse import Namespace
+
+from cmha.cli.options import Parser, UsageError, check_run, filled, integer, utf8
 
 KINDS = (".html", ".png", ".svg")
 DESCRIPTION = """\
@@ -20,14 +23,14 @@ A text longer than the model's context, or than 200 tokens, is cut at its end. L
 """
 
 
-def add_options(parser):
+def add_options(parser: Parser) -> None:
     parser.add_argument("folder", metavar="DIR", help="the folder of a run")
     parser.add_argument("text", metavar="TEXT", type=filled, help="what the model reads")
     parser.add_argument("--layer", metavar="N", type=integer(0), help="only this layer (default: all)")
     parser.add_argument("--out", metavar="FILE", type=filled, help="a file to write: .html, .png or .svg")
 
 
-def run(args):
+def run(args: Namespace) -> None:
     from cmha.cli.generate import check_vocabulary, tokenizer_of
     from cmha.errors import message, quote
     from cmha.gpt import GPT

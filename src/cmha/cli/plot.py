@@ -1,8 +1,11 @@
 """cmha plot: the loss curves of runs, as a picture or in the terminal."""
 
-import shutil
+from __future__ import annotations
 
-from cmha.cli.options import UsageError, check_run, filled
+import shutil
+from argparse import Namespace
+
+from cmha.cli.options import Parser, UsageError, check_run, filled
 from cmha.errors import quote
 
 DESCRIPTION = """\
@@ -16,12 +19,12 @@ examples:
 """
 
 
-def add_options(parser):
+def add_options(parser: Parser) -> None:
     parser.add_argument("runs", nargs="+", metavar="RUN", help="folders of runs")
     parser.add_argument("--out", metavar="FILE", type=filled, help="picture to write, *.png or *.svg (default: text)")
 
 
-def run(args):
+def run(args: Namespace) -> None:
     from cmha.see.curves import draw_file, draw_text, read_curves
 
     if args.out is not None and not args.out.lower().endswith((".png", ".svg")):

@@ -1,8 +1,11 @@
 """cmha tokenize: text in, one file of token ids out, which `cmha train` reads without loading it."""
 
-import os
+from __future__ import annotations
 
-from cmha.cli.options import TOKENIZERS, UsageError, check_tokenizer, filled, integer
+import os
+from argparse import Namespace
+
+from cmha.cli.options import TOKENIZERS, Parser, UsageError, check_tokenizer, filled, integer
 from cmha.errors import message, quote, quote_path
 
 DESCRIPTION = """\
@@ -22,7 +25,7 @@ With char and bpe the texts are read twice, first for the tokenizer.
 SUFFIX = ".safetensors"
 
 
-def add_options(parser):
+def add_options(parser: Parser) -> None:
     parser.add_argument("text", nargs="+", metavar="TEXT", help="text files or folders of them, UTF-8")
     parser.add_argument("--out", metavar="FILE", type=filled, help=f"file to write, named *{SUFFIX}")
     parser.add_argument(
@@ -33,7 +36,7 @@ def add_options(parser):
     parser.add_argument("--vocab-size", metavar="V", type=integer(257, 2**24), help="of bpe (default: 4096)")
 
 
-def run(args):
+def run(args: Namespace) -> None:
     from cmha.text import load_tokenizer
     from cmha.text.corpora import Texts, make_tokenizer, text_ids
     from cmha.text.token_files import byte_bar, is_token_file, write_tokens

@@ -3,9 +3,17 @@
 The draw is a function of (seed, stream, element number), so backward draws again instead of keeping a mask.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from cmha import _core
 
+if TYPE_CHECKING:
+    from cmha._core import Array
+    from cmha.types import Vjp
 
-def dropout(x, *, p, seed, stream, first=0):
+
+def dropout(x: Array, *, p: float, seed: int, stream: int, first: int = 0) -> tuple[Array, Vjp]:
     """`first` is the number of x's first element in the global batch."""
     return _core.dropout(x, p, seed, stream, first), lambda dy: (_core.dropout(dy, p, seed, stream, first),)

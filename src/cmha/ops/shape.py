@@ -1,32 +1,41 @@
 """Views and the ops that only move elements: reshape, permute, expand, index, contiguous, cat, where."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 from cmha import _core
 
+if TYPE_CHECKING:
+    from cmha._core import Array
+    from cmha.types import Index, Sizes, Vjp
 
-def reshape(x, *, shape):
+
+def reshape(x: Array, *, shape: Sizes) -> tuple[Array, Vjp]:
     before = x.shape
     return x.reshape(shape), lambda dy: (dy.reshape(before),)
 
 
-def permute(x, *, axes):
+def permute(x: Array, *, axes: Sequence[int]) -> tuple[Array, Vjp]:
     y = x.permute(axes)  # checks the axes
     inverse = tuple(sorted(range(len(axes)), key=lambda i: axes[i] % len(axes)))
     return y, lambda dy: (dy.permute(inverse),)
 
 
-def expand(x, *, shape):
+def expand(x: Array, *, shape: Sizes) -> tuple[Array, Vjp]:
     return x.expand(shape), lambda dy: (dy,)  # summed to x's shape by autograd
 
 
-def contiguous(x):
+def contiguous(x: Array) -> tuple[Array, Vjp]:
     return x.contiguous(), lambda dy: (dy,)
 
 
-def index(x, *, key):
+def index(x: Array, *, key: Index) -> tuple[Array, Vjp]:
     """x[key] for ints, slices, None and ...: the gradient is zero outside."""
     shape = x.shape
 
-    def vjp(dy):
+    def vjp(dy: Array) -> tuple[Array]:
         dx = _core.full(shape, 0.0)
         _core.assign(dx[key], dy)
         return (dx,)
@@ -34,7 +43,7 @@ def index(x, *, key):
     return x[key], vjp
 
 
-def cat(*arrays, axis):
+def cat(*arrays: Array, axis: int) -> tuple[Array, Vjp]:
     """Join along an existing axis."""
     sizes = [x.shape[axis] for x in arrays]
     y = _core.empty((*arrays[0].shape[:axis], sum(sizes), *arrays[0].shape[axis + 1 :]), arrays[0].dtype)
@@ -46,11 +55,11 @@ def cat(*arrays, axis):
     return y, lambda dy: tuple(dy[key] for key in keys)
 
 
-def where(condition, a, b):
+def where(condition: Array, a: Array, b: Array) -> tuple[Array, Vjp]:
     """a where condition is true, else b."""
     y = _core.where(condition, a, b)
 
-    def vjp(dy):
+    def vjp(dy: Array) -> tuple[None, Array, Array]:
         zero = _core.full((), 0.0)
         return None, _core.where(condition, dy, zero), _core.where(condition, zero, dy)
 

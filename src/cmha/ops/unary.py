@@ -1,10 +1,21 @@
 """Element by element: exp, log, sqrt, tanh, sigmoid, relu, abs, clip."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
 from cmha import _core
 
+if TYPE_CHECKING:
+    from cmha._core import Array
+    from cmha.types import Vjp
 
-def _op(name, forward, backward):
-    def op(x):
+
+def _op(
+    name: str, forward: Callable[[Array], Array], backward: Callable[[Array, Array, Array], Array]
+) -> Callable[[Array], tuple[Array, Vjp]]:
+    def op(x: Array) -> tuple[Array, Vjp]:
         y = forward(x)
         return y, lambda dy: (backward(dy, x, y),)
 
@@ -21,6 +32,6 @@ relu = _op("relu", _core.relu_forward, _core.relu_backward)
 abs = _op("abs", _core.abs_forward, _core.abs_backward)
 
 
-def clip(x, *, lowest, highest):
+def clip(x: Array, *, lowest: float, highest: float) -> tuple[Array, Vjp]:
     """min(max(x, lowest), highest); the gradient passes where lowest <= x <= highest."""
     return _core.clip_forward(x, lowest, highest), lambda dy: (_core.clip_backward(dy, x, lowest, highest),)

@@ -1,11 +1,13 @@
 """Learning rate over the steps: a linear warm-up, then a cosine, a constant, or a constant with a decay at the end."""
 
+from __future__ import annotations
+
 import math
 
 from cmha.errors import check_integer, check_number, message
 
 
-def cosine_schedule(step, *, max_lr, min_lr, warmup_steps, decay_steps):
+def cosine_schedule(step: int, *, max_lr: float, min_lr: float, warmup_steps: int, decay_steps: int) -> float:
     """The rate of step 0, 1, 2, ... (Loshchilov & Hutter 2017, one period)
 
         step < warmup_steps      max_lr * (step + 1) / (warmup_steps + 1)
@@ -21,13 +23,15 @@ def cosine_schedule(step, *, max_lr, min_lr, warmup_steps, decay_steps):
     return min_lr + (max_lr - min_lr) * 0.5 * (1 + math.cos(math.pi * t))
 
 
-def constant_schedule(step, *, max_lr, warmup_steps):
+def constant_schedule(step: int, *, max_lr: float, warmup_steps: int) -> float:
     """max_lr * (step + 1) / (warmup_steps + 1) below warmup_steps, then max_lr."""
     step, max_lr, _ = _checked("constant_schedule", step, max_lr, 0.0, warmup_steps)
     return _warmup(step, max_lr, warmup_steps) if step < warmup_steps else max_lr
 
 
-def wsd_schedule(step, *, max_lr, min_lr, warmup_steps, decay_steps, steps):
+def wsd_schedule(
+    step: int, *, max_lr: float, min_lr: float, warmup_steps: int, decay_steps: int, steps: int
+) -> float:
     """Warm-up, stable, decay (Hu et al. 2024): the last decay_steps of `steps` go in a straight line down to min_lr.
 
         step < warmup_steps           max_lr * (step + 1) / (warmup_steps + 1)
@@ -47,11 +51,13 @@ def wsd_schedule(step, *, max_lr, min_lr, warmup_steps, decay_steps, steps):
     return max_lr + (min_lr - max_lr) * max(0, step - steps + decay_steps) / max(decay_steps, 1)
 
 
-def _warmup(step, max_lr, warmup_steps):
+def _warmup(step: int, max_lr: float, warmup_steps: int) -> float:
     return max_lr * (step + 1) / (warmup_steps + 1)
 
 
-def _checked(op, step, max_lr, min_lr, warmup_steps, **sizes):
+def _checked(
+    op: str, step: int, max_lr: float, min_lr: float, warmup_steps: int, **sizes: int
+) -> tuple[int, float, float]:
     """(step, max_lr, min_lr), and every rule that the schedules share."""
     for name, value in {"step": step, "warmup_steps": warmup_steps, **sizes}.items():
         check_integer(op, name, value, 0)
