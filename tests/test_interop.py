@@ -5,7 +5,9 @@ PyTorch and JAX are not in the test extra: where they are missing, their tests a
 
 import gc
 import importlib.util
+import re
 import weakref
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -290,6 +292,22 @@ def test_torch_and_cmha_differentiate_one_chain():
     assert np.allclose(array(x.grad), alone.grad.numpy(), rtol=1e-5, atol=1e-6)
 
 
+def run_document(library):
+    """The blocks of docs/interop.md that need it."""
+    text = (Path(__file__).parent.parent / "docs" / "interop.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```py\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    (code,) = (block for block in blocks if f"import {library}\n" in block)
+    namespace = {}
+    exec(compile(code, "docs/interop.md", "exec"), namespace)
+    return namespace
+
+
+@needs_torch
+def test_the_lines_for_torch():
+    names = run_document("torch")
+    assert np.allclose(array(names["w"].grad), 2 * np.exp([2.0, 4.0]), rtol=1e-5)
+
+
 # --- JAX ------------------------------------------------------------------------------------------------------------
 
 @needs_jax
@@ -309,6 +327,11 @@ def test_jax_both_ways_without_a_copy():
     same_bits(np.asarray(jnp.from_dlpack(x.T)), counting(4, 6).T)
     same_bits(np.asarray(jnp.from_dlpack(x[:, 1:].contiguous())), counting(4, 6)[:, 1:])
     same_bits(np.asarray(jnp.from_dlpack(cmha.tensor([1, 2, 3]))), np.array([1, 2, 3], np.int32))  # JAX has 32 bits
+
+
+@needs_jax
+def test_the_lines_for_jax():
+    assert run_document("jax")["g"].tolist() == [[3, 12], [27, 48]]
 
 
 @needs_jax

@@ -17,7 +17,7 @@ LAYERS = [
     {"entry", "errors"},
     {"_core", "files", "tensor_file"},
     {"ops", "types"},
-    {"autograd", "foreign", "interchange", "tensor", "random", "functional", "threads"},
+    {"along_axes", "autograd", "foreign", "interchange", "tensor", "random", "functional", "threads"},
     {"nn"},
     {"gpt", "text", "generate"},
     {"train"},

@@ -1,8 +1,11 @@
 """What editors and type checkers are told is true: the calls of typing_samples.py give those types, the stub is the
 module. mypy itself takes a while: `pytest -m full`, and .ci/run."""
 
+import ast
 import importlib.util
 import inspect
+import os
+import shutil
 import subprocess
 import sys
 import types
@@ -51,16 +54,35 @@ def test_the_marker_and_the_stub_lie_in_the_package():
     assert (package / "py.typed").is_file() and (package / "_core.pyi").is_file()
 
 
-def mypy(*arguments):
+@pytest.mark.parametrize("layer", ["Linear", "LayerNorm", "Embedding", "Dropout", "MLP"])
+def test_a_layer_is_called_as_its_forward_is(layer):
+    """To type checkers each declares its __call__, as Module's own takes anything."""
+    classes = {c.name: c for c in ast.parse(inspect.getsource(cmha.nn.layers)).body if isinstance(c, ast.ClassDef)}
+    functions = {f.name: f for f in ast.walk(classes[layer]) if isinstance(f, ast.FunctionDef)}
+    call, forward = functions["__call__"], functions["forward"]
+    assert ast.unparse([call.args, call.returns]) == ast.unparse([forward.args, forward.returns])
+
+
+def mypy(*arguments, folder=ROOT):
     if importlib.util.find_spec("mypy") is None:
         pytest.skip("needs mypy (extra dev)")
-    run = subprocess.run([sys.executable, "-m", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=500)
+    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    run = subprocess.run(
+        [sys.executable, "-m", *arguments], cwd=folder, capture_output=True, text=True, timeout=500,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(os.path.abspath(p) for p in paths if p)},
+    )  # fmt: skip
     assert run.returncode == 0, run.stdout + run.stderr
 
 
 @pytest.mark.full
 def test_the_package_is_clean_under_mypy_strict():
     mypy("mypy")
+
+
+@pytest.mark.full
+def test_who_installs_the_package_gets_its_types(tmp_path):
+    shutil.copy(typing_samples.__file__, tmp_path / "samples.py")
+    mypy("mypy", "--strict", "samples.py", folder=tmp_path)
 
 
 @pytest.mark.full

@@ -1,13 +1,17 @@
 """Calls as users write them, and the types they must have: mypy reads this file, test_types.py runs it."""
 
+from collections.abc import Iterator
+from os import PathLike
 from typing import Any, assert_type
 
 import numpy as np
 from numpy.typing import NDArray
 
 import cmha
-from cmha import GPT, GPTConfig, KVCache, MultiHeadAttention, Tensor
+from cmha import GPT, AdamW, CharTokenizer, GPTConfig, KVCache, MultiHeadAttention, Tensor
 from cmha.nn import Linear, Module, causal_mask, split_heads
+from cmha.text.corpora import Corpus
+from cmha.train import Trainer, TrainSettings, parameter_groups
 
 
 def tensors() -> None:
@@ -69,3 +73,61 @@ def gpt() -> None:
     logits, loss = model(ids, ids)
     assert_type(loss, Tensor)
     assert_type(logits, Tensor)
+    assert_type(GPTConfig.tiny(n_layer=1, dropout=0.1, bias=False).head_dim, int)
+
+
+def generation() -> None:
+    model, array, rows = GPT(GPTConfig.tiny(n_layer=1)), np.array([[1, 2], [3, 4]]), [[1], [2, 3]]
+    assert_type(model.generate(array, 2), NDArray[np.int64])
+    assert_type(model.generate(cmha.tensor([[1, 2]]), 2, temperature=0, stop=[1, 2]), NDArray[np.int64])
+    new, logprobs = model.generate(array, 2, return_logprobs=True, seed=[3, 4])
+    assert_type(new, NDArray[np.int64])
+    assert_type(logprobs, NDArray[np.float32])
+    assert_type(model.generate(rows, 2, num_beams=2), NDArray[np.int64] | list[list[int]])  # as wide, or not
+    assert_type(
+        model.generate([[1], np.array([2, 3])], 2, return_logprobs=True),
+        tuple[NDArray[np.int64] | list[list[int]], NDArray[np.float32] | list[list[float]]],
+    )
+    text, small = CharTokenizer("abc"), GPT(GPTConfig.tiny(3, n_layer=1))
+    assert_type(text.decode(small.generate([text.encode("ab")], 2, stop_strings="c", tokenizer=text, top_k=3)[0]), str)
+    assert_type(model.stream([[1]], 2), Iterator[int])
+    assert_type(next(model.stream(array[:1], 2, return_logprobs=True)), tuple[int, float])
+    assert_type(model.score([1, 2, 3]), NDArray[np.float32])
+    assert_type(model.score(array), NDArray[np.float32])
+    assert_type(model.score(rows), NDArray[np.float32] | list[NDArray[np.float32]])
+    assert_type(model.last_logits(array), NDArray[np.float32])
+
+
+def training() -> None:
+    class Words:
+        """A tokenizer of the caller's own."""
+
+        vocab_size = 65
+
+        def encode(self, text: str) -> list[int]:
+            return [len(word) for word in text.split()]
+
+        def decode(self, ids: list[int]) -> str:
+            return " ".join("x" * i for i in ids)
+
+        def save(self, folder: str | PathLike[str]) -> None:
+            pass
+
+    class Lines:
+        def log(self, values: dict[str, Any], *, step: int) -> None:
+            pass
+
+    model, settings = GPT(GPTConfig.tiny(n_layer=1)), TrainSettings(steps=1, batch_size=2, betas=(0.9, 0.95))
+    corpus = Corpus.from_ids([1] * 40, np.arange(40), Words())
+    assert_type(settings.micro_batch_size, int)
+    assert_type(settings.min_lr, float)
+    assert_type(settings.sample_interval, int | None)
+    trainer = Trainer(model, corpus, settings, logger=Lines(), progress=False)
+    assert_type(trainer.run(), int | None)
+    assert_type(trainer.rows[0]["loss"], float)
+    assert_type(trainer.evaluate(), float | None)
+    gain = cmha.ones(2, requires_grad=True)
+    optimizer = AdamW([{"params": model.parameters(), "weight_decay": 0.1}, {"params": [gain]}], lr=1e-3)
+    assert_type(optimizer.state_dict()["m"], list[NDArray[np.float32]])
+    assert_type(AdamW(model.parameters(), 1e-3).lr, float)
+    assert_type(AdamW(parameter_groups(model, 0.1), 1e-3).params, list[Tensor])

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 class _PerThread(threading.local):
     off = 0  # depth of no_grad
-    events: list[Event] | None = None  # where `watch` records
+    events: tuple[list[Event], ...] = ()  # the lists that `watch` records into
 
 
 _state = _PerThread()
@@ -35,7 +35,13 @@ if hasattr(os, "register_at_fork"):  # a child must not inherit it taken by a th
 
 
 class no_grad(ContextDecorator):
-    """Inside (as a context or a decorator), this thread builds no graph."""
+    """Inside, as a context or a decorator, this thread builds no graph: results need no gradients.
+
+    >>> x = cmha.ones(2, requires_grad=True)
+    >>> with cmha.no_grad():
+    ...     (x * 2).requires_grad
+    False
+    """
 
     def __enter__(self) -> None:
         _state.off += 1
@@ -55,6 +61,7 @@ def grad_enabled() -> Iterator[None]:
 
 
 def is_grad_enabled() -> bool:
+    """Whether this thread builds a graph, that is, stands in no no_grad."""
     return not _state.off
 
 
@@ -111,13 +118,15 @@ def apply(op: OpOfTwo, *tensors: Tensor, **options: Any) -> tuple[Array | tuple[
     if need:
         arrays = [lasting(a) for a in arrays]
     events = _state.events
-    if events is None:
+    if not events:
         out, vjp = op(*arrays, **options)
     else:
         start = time.perf_counter()
         out, vjp = op(*arrays, **options)
         first = out[0] if isinstance(out, tuple) else out
-        events.append((op.__name__, arrays, first, time.perf_counter() - start))
+        event = op.__name__, arrays, first, time.perf_counter() - start
+        for record in events:
+            record.append(event)
     if not need:
         return out, None
     parents = [(t._node or t) if t._requires_grad else None for t in tensors]
@@ -128,11 +137,29 @@ def apply(op: OpOfTwo, *tensors: Tensor, **options: Any) -> tuple[Array | tuple[
 
 @contextmanager
 def watch() -> Iterator[list[Event]]:
-    """Records every op that this thread runs inside, as (name, input arrays, output array, seconds)."""
-    events: list[Event] = []
-    before, _state.events = _state.events, events
+    """Records every op that this thread runs inside, as (name, input arrays, output array, seconds).
+
+    Several may record at once, and end in any order.
+    """
+    record: list[Event] = []
+    _state.events = (*_state.events, record)
     try:
-        yield events
+        yield record
+    finally:
+        _state.events = tuple(other for other in _state.events if other is not record)
+
+
+def is_recorded(record: list[Event]) -> bool:
+    """Does this list of `watch` get what this thread runs now?"""
+    return any(other is record for other in _state.events)
+
+
+@contextmanager
+def unwatched() -> Iterator[None]:
+    """Inside, nothing is recorded: a backward pass runs parts of the forward pass again."""
+    before, _state.events = _state.events, ()
+    try:
+        yield
     finally:
         _state.events = before
 

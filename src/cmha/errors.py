@@ -73,6 +73,18 @@ def check_integer(op: str, name: str, value: Any, minimum: int | None = None, ma
     return number
 
 
+def check_indices(op: str, name: str, values: object, n: int, least: int = 1) -> list[int]:
+    """values (a list, tuple, range or 1-D array) as a list of integers from 0 to n - 1, none twice."""
+    found = values.tolist() if hasattr(values, "tolist") else values
+    rule = f"{name} must be a list of integers from 0 to {n - 1}, {'at least one, ' if least else ''}none twice"
+    if not isinstance(found, list | tuple | range):
+        raise TypeError(message(op, rule, quote(values)))
+    found = [check_integer(op, f"an entry of {name}", i, 0, n - 1) for i in found]
+    if len(found) < least or len(set(found)) < len(found):
+        raise ValueError(message(op, rule, quote(values)))
+    return found
+
+
 def check_number(op: str, name: str, value: object, accepts: Callable[[float], bool], rule: str) -> float:
     """value as a finite float for which accepts(value) holds; rule says in words what is accepted."""
     text = f"{name} must be {rule}"

@@ -17,6 +17,7 @@ from cmha.foreign import numpy_array
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
+    from typing_extensions import CapsuleType
 
     from cmha._core import Array
     from cmha.autograd import Node
@@ -32,21 +33,21 @@ class Interchange(_core.Buffered):
 
     __slots__ = ()
     _data: Array
-    requires_grad: bool
-    _requires_grad: bool
     _grad: Tensor | None
-    _node: Node | None
+    _node: Node | None  # the op that made it
+    _requires_grad: bool
+    requires_grad: bool
     __array_ufunc__ = None  # a NumPy array on the left hands the operation to us
 
     def _readable(self, op: str, error: type[Exception]) -> Array:
         """The array, for one who does not know of gradients."""
-        if self.requires_grad:
+        if self._requires_grad:
             raise error(f"[{op}] the tensor needs gradients, which would be lost; got requires_grad=True, expected "
                         "detach() first")  # fmt: skip
         return self._data
 
     def numpy(self) -> NumPyArray:
-        """A read-only NumPy view on the same memory (after detach() if the tensor needs gradients)."""
+        """A read-only NumPy view on the same memory. RuntimeError for a tensor that needs gradients: detach() first."""
         return np.asarray(self._readable("numpy", RuntimeError))
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NumPyArray:
@@ -62,13 +63,9 @@ class Interchange(_core.Buffered):
         return CPU
 
     def __dlpack__(
-        self,
-        *,
-        stream: None = None,
-        max_version: tuple[int, int] | None = None,
-        dl_device: tuple[int, int] | None = None,
-        copy: bool | None = None,
-    ) -> Any:
+        self, *, stream: None = None, max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None, copy: bool | None = None,
+    ) -> CapsuleType:  # fmt: skip
         """The tensor's own memory as a DLPack capsule (https://dmlc.github.io/dlpack/latest/python_spec.html), flagged
         as read-only where the capsule can say so: max_version of at least (1, 0), and NumPy 2.1.
 
@@ -82,18 +79,20 @@ class Interchange(_core.Buffered):
             raise BufferError(f"[dlpack] the CPU has no streams; got stream={quote(stream)}, expected None")
         if dl_device is not None and tuple(dl_device) != CPU:
             raise BufferError(f"[dlpack] tensors live on the CPU; got dl_device={quote(dl_device)}, expected {CPU}")
-        options = {"max_version": max_version} if FLAGS and max_version is not None else {}
+        options: dict[str, Any] = {"max_version": max_version} if FLAGS and max_version is not None else {}
         if copy is not None and check_flag("dlpack", "copy", copy):
             return np.array(array).__dlpack__(**options)
         view = np.asarray(_core.lend(array))
-        if options and tuple(max_version) >= (1, 0):
+        if options and tuple(options["max_version"]) >= (1, 0):
             view.flags.writeable = False
         return view.__dlpack__(**options)
 
     def item(self) -> float:
+        """The one element as a Python number. ValueError where there are more, or none."""
         return self._data.item()
 
     def tolist(self) -> Any:
+        """Nested lists of Python numbers; of a tensor without axes, the number."""
         return np.asarray(self._data).tolist()
 
     def __float__(self) -> float:
@@ -126,8 +125,8 @@ class Interchange(_core.Buffered):
                                f"{self._node.name}, expected detach() first")  # fmt: skip
 
     def _twin(self, data: Array, grad: Tensor | None, node: Node | None) -> Self:
-        twin = type(self)(data)
-        twin._requires_grad, twin._grad, twin._node = self._requires_grad, grad, node
+        twin = type(self).__new__(type(self))
+        twin._data, twin._requires_grad, twin._grad, twin._node = data, self._requires_grad, grad, node
         return twin
 
 
@@ -136,7 +135,7 @@ def _restored(cls: type[Tensor], array: NumPyArray, requires_grad: bool, grad: T
 
     A leaf that needs gradients always owns its memory, as optimisers write into it.
     """
-    owner = array
+    owner: Any = array
     while isinstance(owner, np.ndarray):
         owner = owner.base
     apart = not isinstance(owner, bytes | bytearray | None)

@@ -45,7 +45,13 @@ _here = _Here()
 
 
 def manual_seed(seed: SupportsIndex) -> None:
-    """Start every stream of this process again from `seed` (an int from 0 to 2**64 - 1)."""
+    """Start every stream of this process again from `seed`, an int from 0 to 2^64 - 1: rand, randn, new layers,
+    dropout.
+
+    rand and randn go on in the order of the calls, of all threads. A dropout element is a function of seed, step, site
+    (which each thread counts for itself) and its own number (Philox, Salmon et al. 2011), so that neither threads nor
+    the batch around a row change it.
+    """
     global _run
     if isinstance(seed, bool) or not hasattr(seed, "__index__"):
         raise TypeError(f"[manual_seed] seed must be an int; got {seed!r}")

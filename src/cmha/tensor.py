@@ -5,19 +5,22 @@ from __future__ import annotations
 import builtins
 from collections.abc import Callable, Iterator
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, SupportsIndex, overload
+from typing import TYPE_CHECKING, Any, ClassVar, SupportsIndex, overload
 
 import numpy as np
 
 from cmha import _core, autograd, ops
+from cmha.along_axes import AlongAxes
 from cmha.errors import as_number, check_flag, quote
-from cmha.foreign import is_data, one_of, read_axes, read_axis, read_sizes, to_array
+from cmha.foreign import is_data, read_axis, read_sizes, to_array
 from cmha.interchange import Interchange
 
 if TYPE_CHECKING:
     from cmha._core import Array
     from cmha.autograd import Node
     from cmha.types import ArrayLike, Axes, Dtype, Flag, Index, Op, OpOfTwo, Shape, Sizes
+
+    Operator = Callable[["Tensor", ArrayLike], "Tensor"]
 
 
 def to_tensor(x: ArrayLike, op: str = "tensor") -> Tensor:
@@ -39,7 +42,7 @@ def _other(name: str, other: ArrayLike) -> Tensor | None:
         return None
 
 
-def _number_op(name: str, op: Op, reverse: bool = False) -> Callable[[Tensor, ArrayLike], Tensor]:
+def _number_op(name: str, op: Op, reverse: bool = False) -> Operator:
     def method(self: Tensor, other: ArrayLike) -> Any:  # a Tensor, or NotImplemented
         y = _other(name, other)
         if y is None:
@@ -49,9 +52,7 @@ def _number_op(name: str, op: Op, reverse: bool = False) -> Callable[[Tensor, Ar
     return method
 
 
-def _compare_op(
-    name: str, kernel: Callable[[Array, Array], Array], swap: bool = False
-) -> Callable[[Tensor, ArrayLike], Tensor]:
+def _compare_op(name: str, kernel: Callable[[Array, Array], Array], swap: bool = False) -> Operator:
     def method(self: Tensor, other: ArrayLike) -> Any:  # a Tensor, or NotImplemented
         y = _other(name, other)
         if y is None:
@@ -61,8 +62,12 @@ def _compare_op(
     return method
 
 
-class Tensor(Interchange):
-    """Row-major tensor of float32, int64 or bool; made by cmha.tensor, zeros, ones, full, arange, randn, from_numpy."""
+class Tensor(Interchange, AlongAxes):  # in this order: __new__ is the one of the compiled base
+    """Row-major tensor of float32, int64 or bool, of at most 8 axes; `cmha.tensor` and its relatives make one.
+
+    Float32 tensors can need gradients. Every method makes a new tensor; views share memory, and nothing is changed in
+    place.
+    """
 
     __slots__ = ("_data", "_grad", "_requires_grad", "_node", "__weakref__")
     __hash__ = object.__hash__
@@ -86,19 +91,22 @@ class Tensor(Interchange):
 
     @property
     def shape(self) -> Shape:
+        """The sizes of the axes, a tuple."""
         return self._data.shape
 
     @property
     def strides(self) -> Shape:
-        """In elements, not bytes."""
+        """Elements (not bytes) from one entry of an axis to the next, a tuple."""
         return self._data.strides
 
     @property
     def ndim(self) -> int:
+        """Number of axes."""
         return self._data.ndim
 
     @property
     def size(self) -> int:
+        """Number of elements."""
         return self._data.size
 
     @property
@@ -108,6 +116,7 @@ class Tensor(Interchange):
 
     @property
     def requires_grad(self) -> bool:
+        """Whether backward leaves a gradient here; settable on a float32 tensor that no op computed."""
         return self._requires_grad
 
     @requires_grad.setter
@@ -133,6 +142,7 @@ class Tensor(Interchange):
         self._grad = value
 
     def is_contiguous(self) -> bool:
+        """Whether the elements lie in row-major order without gaps."""
         return self._data.is_contiguous()
 
     def __len__(self) -> int:
@@ -156,21 +166,27 @@ class Tensor(Interchange):
             raise ValueError(f"[format] {rule}; got {quote(spec)} for shape {self.shape}") from None
 
     def detach(self) -> Tensor:
-        """The same memory, outside the graph."""
+        """The same memory, outside the graph: no gradient flows through it."""
         return Tensor(self._data)
 
     def float(self) -> Tensor:
-        """float32 (int64 and bool converted)."""
+        """As float32: itself, or int64 and bool converted."""
         return self if self.dtype == "float32" else Tensor(_core.to_float(self._data))
 
     # ------------------------------------------------------------------------------------------ shape
     def reshape(self, *shape: Sizes) -> Tensor:
+        """The same elements in row-major order under another shape; one size may be -1 and follows from the others.
+
+        A view where strides can describe the new shape, else a copy. ValueError: another number of elements.
+        """
         return make(ops.reshape, self, shape=read_sizes(shape))
 
     def permute(self, *axes: Sizes) -> Tensor:
+        """A view whose axis i is axis axes[i] of this one; each is named once."""
         return make(ops.permute, self, axes=read_sizes(axes))
 
     def transpose(self, axis0: SupportsIndex, axis1: SupportsIndex) -> Tensor:
+        """A view with two axes swapped."""
         axes = list(range(self.ndim))
         i, j = read_axis("transpose", axis0, self.ndim), read_axis("transpose", axis1, self.ndim)
         axes[i], axes[j] = j, i
@@ -178,20 +194,25 @@ class Tensor(Interchange):
 
     @property
     def T(self) -> Tensor:
-        """All axes reversed."""
+        """A view with all axes reversed."""
         return make(ops.permute, self, axes=tuple(range(self.ndim))[::-1])
 
     @property
     def mT(self) -> Tensor:
-        """The last two axes swapped."""
+        """A view with the last two axes swapped. ValueError: fewer than two axes."""
         if self.ndim < 2:
             raise ValueError(f"[mT] needs at least two axes; got shape {self.shape}")
         return self.transpose(-2, -1)
 
     def expand(self, *shape: Sizes) -> Tensor:
+        """A view that repeats axes of size 1, and adds axes in front, with stride 0; -1 keeps a size.
+
+        ValueError: an axis of another size would have to grow.
+        """
         return make(ops.expand, self, shape=read_sizes(shape))
 
     def contiguous(self) -> Tensor:
+        """Itself if its elements lie in row-major order, else a copy where they do."""
         return self if self.is_contiguous() else make(ops.contiguous, self)
 
     def __getitem__(self, key: Index) -> Tensor:
@@ -213,8 +234,8 @@ class Tensor(Interchange):
     __gt__ = _compare_op("less", _core.less, swap=True)
     __ge__ = _compare_op("less_equal", _core.less_equal, swap=True)
     # element by element, as NumPy's, where object's own give one bool
-    __eq__ = _compare_op("equal", _core.equal)  # type: ignore[assignment]
-    __ne__ = _compare_op("not_equal", _core.not_equal)  # type: ignore[assignment]
+    __eq__: ClassVar[Operator] = _compare_op("equal", _core.equal)  # type: ignore[assignment]
+    __ne__: ClassVar[Operator] = _compare_op("not_equal", _core.not_equal)  # type: ignore[assignment]
 
     def __neg__(self) -> Tensor:
         return make(ops.negative, self.float())
@@ -236,6 +257,10 @@ class Tensor(Interchange):
         return make(ops.power, self.float(), exponent=exponent)
 
     def matmul(self, other: ArrayLike) -> Tensor:
+        """Matrix product, (..., M, K) @ (..., K, N) -> (..., M, N); leading axes broadcast.
+
+        A 1-D operand is one row, or one column, whose axis the result lacks. ValueError: the inner sizes differ.
+        """
         return self @ other
 
     def add(self, other: ArrayLike) -> Tensor:
@@ -243,37 +268,50 @@ class Tensor(Interchange):
         return self + other
 
     def mul_scalar(self, scalar: builtins.float) -> Tensor:
-        """The lesson's name for self * scalar."""
+        """The lesson's name for self * scalar, a number. TypeError for what is none."""
         as_number("mul_scalar", "the factor", scalar)
         return self * scalar
 
     def exp(self) -> Tensor:
+        """e ** x, element by element."""
         return make(ops.exp, self.float())
 
     def log(self) -> Tensor:
+        """The natural logarithm, element by element; -inf at 0, NaN below."""
         return make(ops.log, self.float())
 
     def sqrt(self) -> Tensor:
+        """The square root, element by element; NaN below 0."""
         return make(ops.sqrt, self.float())
 
     def tanh(self) -> Tensor:
+        """The hyperbolic tangent, element by element."""
         return make(ops.tanh, self.float())
 
     def sigmoid(self) -> Tensor:
+        """1 / (1 + exp(-x)), element by element."""
         return make(ops.sigmoid, self.float())
 
     def gelu(self) -> Tensor:
-        """GPT-2's tanh form."""
+        """GELU, tanh form, as GPT-2 has it (Hendrycks & Gimpel 2016, arXiv:1606.08415), element by element.
+
+        x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))
+        """
         return make(ops.gelu, self.float())
 
     def relu(self) -> Tensor:
+        """max(x, 0), element by element; the gradient passes where x > 0."""
         return make(ops.relu, self.float())
 
     def abs(self) -> Tensor:
+        """The magnitude, element by element; the gradient at 0 is 0."""
         return make(ops.abs, self.float())
 
     def clip(self, lo: builtins.float | None, hi: builtins.float | None) -> Tensor:
-        """min(max(x, lo), hi); the gradient passes where lo <= x <= hi. None leaves a side open."""
+        """min(max(x, lo), hi), element by element; None leaves a side open. The gradient passes where lo <= x <= hi.
+
+        ValueError: lo above hi.
+        """
         lo = -np.inf if lo is None else as_number("clip", "lo", lo)
         hi = np.inf if hi is None else as_number("clip", "hi", hi)
         if not lo <= hi:
@@ -281,26 +319,11 @@ class Tensor(Interchange):
         return make(ops.clip, self.float(), lowest=lo, highest=hi)
 
     # ------------------------------------------------------------------------------------------ along axes
-    def sum(self, axis: Axes = None, keepdims: Flag = None, *, dim: Axes = None, keepdim: Flag = None) -> Tensor:
-        return self._reduce("sum", ops.sum, axis, keepdims, dim, keepdim)
-
-    def mean(self, axis: Axes = None, keepdims: Flag = None, *, dim: Axes = None, keepdim: Flag = None) -> Tensor:
-        """Mean; NaN over an empty axis."""
-        return self._reduce("mean", ops.mean, axis, keepdims, dim, keepdim)
-
-    def var(self, axis: Axes = None, keepdims: Flag = None, *, dim: Axes = None, keepdim: Flag = None) -> Tensor:
-        """Mean squared distance from the mean: divides by N."""
-        return self._reduce("var", ops.var, axis, keepdims, dim, keepdim)
-
-    def max(self, axis: Axes = None, keepdims: Flag = None, *, dim: Axes = None, keepdim: Flag = None) -> Tensor:
-        """Largest value, NaN if there is one; the first of equal ones gets the gradient."""
-        return self._reduce("max", ops.max, axis, keepdims, dim, keepdim, one_axis=True)
-
-    def min(self, axis: Axes = None, keepdims: Flag = None, *, dim: Axes = None, keepdim: Flag = None) -> Tensor:
-        return self._reduce("min", ops.min, axis, keepdims, dim, keepdim, one_axis=True)
-
     def argmax(self, axis: Axes = None, keepdims: Flag = None, *, dim: Axes = None, keepdim: Flag = None) -> Tensor:
-        """Index of the first largest value (of the flattened tensor without an axis)."""
+        """The index (int64) of the first largest value along an axis, or in the flattened tensor (the default).
+
+        NaN counts as the largest. ValueError: several axes, an empty one.
+        """
         axes, keepdims = self._reduced("argmax", axis, keepdims, dim, keepdim, one_axis=True)
         x, axis = self.float()._data, axes[0] if len(axes) == 1 else 0
         if len(axes) != 1:
@@ -309,40 +332,15 @@ class Tensor(Interchange):
             raise ValueError(f"[argmax] there must be an element; got shape {self.shape}")
         return self._kept(Tensor(_core.extreme(x, axis, 1)[1]), axes, keepdims)
 
-    def _reduce(
-        self, name: str, op: Op, axis: Axes, keepdims: Flag, dim: Axes, keepdim: Flag, one_axis: bool = False
-    ) -> Tensor:
-        axes, keepdims = self._reduced(name, axis, keepdims, dim, keepdim, one_axis)
-        if one_axis and self.ndim == 0:
-            return self.float()
-        return self._kept(make(op, self.float(), axes=axes), axes, keepdims)
-
-    def _reduced(
-        self, name: str, axis: Axes, keepdims: Flag, dim: Axes, keepdim: Flag, one_axis: bool
-    ) -> tuple[tuple[int, ...], bool]:
-        """The axes to reduce, ascending, and whether they stay with size 1."""
-        keepdims = one_of(name, "keepdims", keepdims, "keepdim", keepdim, False)
-        axis = one_of(name, "axis", axis, "dim", dim, None)
-        axes = read_axes(name, axis, self.ndim)
-        if one_axis and axis is not None and len(axes) != 1:
-            raise ValueError(f"[{name}] one axis, or none for all; got axis={quote(axis)}")
-        return axes, check_flag(name, "keepdims", keepdims)
-
-    def _kept(self, y: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
-        return y.reshape([1 if i in axes else n for i, n in enumerate(self.shape)]) if keepdims else y
-
-    def softmax(self, axis: SupportsIndex | None = None, *, dim: SupportsIndex | None = None) -> Tensor:
-        return make(ops.softmax, self.float(), axis=one_of("softmax", "axis", axis, "dim", dim, -1))
-
-    def softmax_last_dim(self) -> Tensor:
-        """The lesson's name for softmax(-1)."""
-        return self.softmax(-1)
-
-    def log_softmax(self, axis: SupportsIndex | None = None, *, dim: SupportsIndex | None = None) -> Tensor:
-        return make(ops.log_softmax, self.float(), axis=one_of("log_softmax", "axis", axis, "dim", dim, -1))
+    def _as_float(self, op: Op, **options: Any) -> Tensor:
+        """What an op of one argument makes of this: AlongAxes cannot know `make`."""
+        return make(op, self.float(), **options)
 
     def masked_fill(self, mask: ArrayLike, value: builtins.float) -> Tensor:
-        """value where mask (bool, broadcastable to self) is True; no gradient flows there."""
+        """`value` where mask (bool, broadcastable to self) is True, else self; no gradient flows there.
+
+        TypeError: a mask that is not bool. ValueError: one that does not broadcast.
+        """
         mask = to_tensor(mask, "masked_fill")
         if mask.dtype != "bool":
             raise TypeError(f"[masked_fill] mask must be bool; got {mask.dtype}")
@@ -354,7 +352,12 @@ class Tensor(Interchange):
 
     # ------------------------------------------------------------------------------------------ gradients
     def backward(self, grad: ArrayLike | None = None) -> None:
-        """Add the gradient of this tensor to .grad of every leaf it came from; the graph is freed on the way."""
+        """Add the gradient of this tensor to .grad of every leaf it came from; the graph is freed on the way.
+
+        grad: the gradient to start from, of this shape; 1 by default, for a tensor of one element. RuntimeError:
+        nothing here needs a gradient, the graph was freed before, or memory it needs was changed since. A failed call
+        changes no gradient.
+        """
         if not self.requires_grad:
             raise RuntimeError("[backward] no tensor on the way here needs a gradient; got requires_grad=False")
         if grad is None:

@@ -57,7 +57,9 @@ def installed_version(package: str) -> str:
 
 
 def show_config() -> dict[str, str | list[str]]:
-    """What this installation runs on: versions, instruction sets, threads. Strings and lists, for a bug report."""
+    """What this installation runs on, for a bug report: versions, instruction sets, threads; a dict of strings and
+    lists.
+    """
     import platform
 
     variants = [name for name in ("base", "avx2", "avx512", "neon") if _core.has_variant(name)]

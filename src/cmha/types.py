@@ -5,7 +5,7 @@ Shapes: B batch, T queries, S keys, H heads, D width (n_embd), hd head_dim, V vo
 
 from collections.abc import Callable, Sequence
 from types import EllipsisType
-from typing import Any, Literal, SupportsIndex, TypeAlias, TypedDict
+from typing import Any, Literal, Protocol, SupportsIndex, TypeAlias, TypedDict
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -15,7 +15,7 @@ from cmha.ops.embedding import RowGradient
 
 __all__ = [
     "ArrayLike", "AttentionOptions", "Axes", "Dtype", "Event", "Flag", "FloatArray", "Gradient", "Index",
-    "IntArray", "NumPyArray", "Op", "OpOfTwo", "Shape", "Sizes", "Vjp", "WantedWeights",
+    "IntArray", "NumPyArray", "Op", "OpOfTwo", "Shape", "Sizes", "SupportsDLPack", "Vjp", "WantedWeights",
 ]  # fmt: skip
 
 Dtype: TypeAlias = Literal["float32", "int64", "bool"]
@@ -38,6 +38,13 @@ Op: TypeAlias = Callable[..., tuple[Array, Vjp]]
 OpOfTwo: TypeAlias = Callable[..., tuple[Array | tuple[Array, Array], Vjp]]  # the second result has no gradient
 Event: TypeAlias = tuple[str, list[Array], Array, float]  # an op that ran: its name, inputs, output and seconds
 WantedWeights: TypeAlias = tuple[list[int] | None, tuple[int, int]] | None  # (heads, None: all; rows start, stop)
+
+
+class SupportsDLPack(Protocol):
+    """An array that other libraries can take over without a copy."""
+
+    def __dlpack__(self, *, stream: Any = None) -> Any: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
 
 
 class AttentionOptions(TypedDict, total=False):

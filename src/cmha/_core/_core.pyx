@@ -26,17 +26,18 @@ cdef extern from "pool.h" nogil:
     void *pool_take(size_t bytes, size_t *size) noexcept
     void pool_give(void *data, size_t size) noexcept
 
-cdef extern from "words.h" nogil:
+cdef extern from "compiler.h" nogil:
     uint64_t word_read(const uint64_t *p) noexcept
     void word_write(uint64_t *p, uint64_t value) noexcept
     uint64_t word_count(uint64_t *p) noexcept
 
-cdef extern from "parallel.h" nogil:
-    int threads_available() noexcept
-
 cdef extern from "dispatch.h" nogil:
     const char *cmha_dispatch(const char *name) noexcept
     int cmha_has_variant(const char *name) noexcept
+    const char *cmha_variant_name(int i) noexcept
+    const char *cmha_variant_flags(int i) noexcept
+    const char *cmha_cpu_feature(int i) noexcept
+    const char *cmha_compiler() noexcept
     void cmha_copy(void *y, const void *x, Py_ssize_t itemsize, int ndim, const Py_ssize_t *shape,
                    const Py_ssize_t *y_strides, const Py_ssize_t *x_strides, int threads) noexcept
     void cmha_int64_to_float(float *y, const int64_t *x, Py_ssize_t n, int threads) noexcept

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from cmha.cli.options import (
     Parser,
@@ -14,6 +14,7 @@ from cmha.cli.options import (
     filled,
     for_screen,
     integer,
+    integers,
     not_negative,
     number,
     positive,
@@ -22,6 +23,8 @@ from cmha.cli.options import (
 from cmha.errors import CheckpointError, message, quote_path
 
 if TYPE_CHECKING:
+    from tqdm import tqdm
+
     from cmha.gpt import GPT
     from cmha.text import BPETokenizer, ByteTokenizer, CharTokenizer, Tokenizer
 
@@ -67,10 +70,12 @@ def add_options(parser: Parser) -> None:
     add("--stop-id", metavar="N", type=integer(0), action="append", default=[],
         help="end at this token; may be repeated (default: <|endoftext|> where the tokenizer has it)")  # fmt: skip
     add("--num-beams", metavar="N", type=integer(1), default=1, help="beam search with N beams instead of drawing")
-    add("--length-penalty", metavar="X", type=number(lambda x: True, "a finite number"),
+    add("--length-penalty", metavar="X", type=number(lambda x: -10 <= x <= 10, "a number from -10 to 10"),
         help="of beam search: above 0 prefers longer texts (default: 1)")  # fmt: skip
     add("--logprobs", action="store_true", help="print a line for each token: id, log-probability, text")
-    add("--seed", metavar="N", type=integer(0), help="of the draws (default: a new one each time)")
+    add("--seed", metavar="N", type=integers(0), action="extend",
+        help="of the draws (default: a new one each time); one for each prompt, as N,N,... or repeated, gives every "
+        "text as a run of its prompt alone with that seed")  # fmt: skip
 
 
 def run(args: Namespace) -> None:
@@ -92,7 +97,9 @@ def run(args: Namespace) -> None:
     if len(prompts) > 1 or args.num_beams > 1:
         beams = {"num_beams": args.num_beams}
         beams |= {} if args.length_penalty is None else {"length_penalty": args.length_penalty}
-        whole, likely = gpt.generate(ids, args.max_new_tokens, return_logprobs=True, **options, **beams)
+        with _bar(len(prompts) * args.max_new_tokens) as bar:
+            options["progress"] = bar.update
+            whole, likely = gpt.generate(ids, args.max_new_tokens, return_logprobs=True, **options, **beams)
         rows = [zip(row[len(i) :], x, strict=True) for row, i, x in zip(whole, ids, likely, strict=True)]
         _tell(drawn)
     else:
@@ -109,6 +116,9 @@ def _check(args: Namespace) -> None:
     given = [name for name in DRAWING if getattr(args, name) is not None]
     if args.num_beams > 1 and given:
         raise UsageError(f"--num-beams draws nothing, so it goes without --{given[0].replace('_', '-')}")
+    prompts = max(1, len(args.prompt) + (args.prompt_file is not None))
+    if args.seed is not None and len(args.seed) not in (1, prompts):
+        raise UsageError(f"--seed must be one number, or one for each prompt; got {len(args.seed)} for {prompts}")
     if args.num_beams == 1 and args.length_penalty is not None:
         raise UsageError("--length-penalty is of beam search: give --num-beams")
 
@@ -122,11 +132,12 @@ def _options(
     options: dict[str, Any] = {"stop": stop, "stop_strings": stops, "tokenizer": tokenizer}
     if args.num_beams > 1:
         return options, None
-    seed = draw_seed() if args.seed is None else args.seed
-    options |= {name: getattr(args, name) for name in ("top_k", "top_p", "min_p")} | {"seed": seed}
+    seeds = [draw_seed()] if args.seed is None else args.seed
+    options |= {name: getattr(args, name) for name in ("top_k", "top_p", "min_p")}
+    options["seed"] = seeds[0] if len(seeds) == 1 else seeds
     options["temperature"] = TEMPERATURE if args.temperature is None else args.temperature
     options["repetition_penalty"] = 1.0 if args.repetition_penalty is None else args.repetition_penalty
-    return options, seed if args.seed is None else None
+    return options, seeds[0] if args.seed is None else None
 
 
 def read_prompt(name: str, op: str = "generate") -> str:
@@ -160,6 +171,13 @@ def check_vocabulary(op: str, folder: str, tokenizer: Tokenizer, gpt: GPT) -> No
     if tokenizer.vocab_size > gpt.cfg.vocab_size:
         got = f"{tokenizer.vocab_size} and {gpt.cfg.vocab_size} in {quote_path(folder)}"
         raise CheckpointError(message(op, "the tokenizer must not have more ids than the model", got))
+
+
+def _bar(total: int) -> tqdm[NoReturn]:
+    """Of texts that are shown when all of them are there; on a terminal alone, and not for the blink of an eye."""
+    from tqdm import tqdm
+
+    return tqdm(total=total, unit=" tokens", delay=1, leave=False, disable=None if sys.stderr is not None else True)
 
 
 def _tell(seed: int | None) -> None:

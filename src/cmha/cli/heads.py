@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from argparse import Namespace
 
-from cmha.cli.options import Parser, UsageError, check_run, filled, integer, utf8
+from cmha.cli.options import Parser, check_run, filled, integer, printable, suffix, utf8
+from cmha.errors import quote
 
 KINDS = (".html", ".png", ".svg")
 DESCRIPTION = """\
@@ -32,22 +33,20 @@ def add_options(parser: Parser) -> None:
 
 def run(args: Namespace) -> None:
     from cmha.cli.generate import check_vocabulary, tokenizer_of
-    from cmha.errors import message, quote
+    from cmha.errors import message
     from cmha.gpt import GPT
     from cmha.see.maps import attention_maps
 
-    kind = None if args.out is None else next((k for k in KINDS if args.out.lower().endswith(k)), None)
-    if args.out is not None and kind is None:
-        raise UsageError(f"--out must end in {', '.join(KINDS)}; got {args.out!r}")
+    kind = None if args.out is None else suffix("--out", args.out, KINDS)
     text = utf8(args.text, "the text")
     check_run(args.folder, "config.json")
     gpt, tokenizer = GPT.from_pretrained(args.folder), tokenizer_of(args.folder)
     check_vocabulary("heads", args.folder, tokenizer, gpt)
     if args.layer is not None and args.layer >= gpt.cfg.n_layer:
         known = f"0 to {gpt.cfg.n_layer - 1}"
-        raise ValueError(message("heads", "--layer must be one of the model's", args.layer, known))
+        raise ValueError(message("heads", "--layer must be one of the model's", str(args.layer), known))
     layers = None if args.layer is None else [args.layer]
-    maps = attention_maps(gpt, tokenizer, text, layers, f"{args.folder}: {quote(text)}")
+    maps = attention_maps(gpt, tokenizer, text, layers, f"{printable(args.folder)}: {quote(text)}")
     if kind is None:
         from cmha.see.terminal import has_colour, heat_maps
 

@@ -30,6 +30,11 @@ def for_screen(text: str) -> str:
     return text.translate(_CONTROLS) if sys.stdout.isatty() else text
 
 
+def printable(text: str) -> str:
+    """text with control characters as Python escapes: a folder's name, which may hold any, goes into a title."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
 class Parser(argparse.ArgumentParser):
     optional_values: tuple[str, ...] = ()  # options that take a value only behind "=": alone they stand for ""
 
@@ -37,6 +42,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **options)
         self.register("action", None, _StoreOnce)
         self.register("action", "store", _StoreOnce)
+        self._negative_number_matcher = re.compile(r"-\.?[0-9]")  # Python 3.14's, which knows that -1e3 is a number
 
     def parse_intermixed_args(  # type: ignore[override]  # only as it is called here
         self, args: list[str], namespace: None = None
@@ -85,6 +91,12 @@ def integer(least: int, most: int = 2**63 - 1) -> Callable[[str], int]:
     return parse
 
 
+def integers(least: int, most: int = 2**63 - 1) -> Callable[[str], list[int]]:
+    """The type of an option that takes one or several integers with commas between them."""
+    one = integer(least, most)
+    return lambda text: [one(part) for part in text.split(",")]
+
+
 def number(accepts: Callable[[float], bool], rule: str) -> Callable[[str], float]:
     """The type of an option: a finite number for which accepts(x) holds; rule says that in words."""
 
@@ -113,6 +125,15 @@ def positive(text: str) -> float:
 
 def not_negative(text: str) -> float:
     return number(lambda x: x >= 0, "a finite number of at least 0")(text)
+
+
+def suffix(option: str, path: str, known: tuple[str, ...]) -> str:
+    """The one of the known endings that the file's name has, which must be more than that."""
+    name = os.path.basename(path).lower()
+    for ending in known:
+        if name.endswith(ending) and name != ending:
+            return ending
+    raise UsageError(f"{option} must name a file {' or '.join(f'*{ending}' for ending in known)}; got {quote(path)}")
 
 
 def utf8(text: str, name: str) -> str:

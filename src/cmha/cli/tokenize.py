@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from argparse import Namespace
 
-from cmha.cli.options import TOKENIZERS, Parser, UsageError, check_tokenizer, filled, integer
-from cmha.errors import message, quote, quote_path
+from cmha.cli.options import TOKENIZERS, Parser, UsageError, check_tokenizer, filled, integer, suffix
+from cmha.errors import message, quote_path
 
 DESCRIPTION = """\
 Writes the token ids of texts into one file: 2 bytes an id (4 where the vocabulary has more than 65,536), and a header
@@ -43,8 +43,7 @@ def run(args: Namespace) -> None:
 
     if args.out is None:
         raise UsageError(f"--out is required: a file to write, named *{SUFFIX}")
-    if not args.out.endswith(SUFFIX):
-        raise UsageError(f"--out must name a file *{SUFFIX}; got {quote(args.out)}")
+    suffix("--out", args.out, (SUFFIX,))
     check_tokenizer(args)
     if os.path.lexists(args.out):
         raise ValueError(message("tokenize", "--out must not be there already", quote_path(args.out)))

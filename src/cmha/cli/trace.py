@@ -6,7 +6,7 @@ import json
 from argparse import Namespace
 from typing import TYPE_CHECKING
 
-from cmha.cli.options import Parser, UsageError, check_run, filled, integer
+from cmha.cli.options import Parser, UsageError, check_run, filled, integer, suffix
 from cmha.errors import message
 
 if TYPE_CHECKING:
@@ -69,8 +69,7 @@ def _picture_sizes(args: Namespace) -> None:
     """Small sizes where a picture is asked for and none are given; refuses what nobody could tell apart."""
     if args.picture is None:
         return
-    if not args.picture.lower().endswith(".svg"):
-        raise UsageError(f"--picture must end in .svg; got {args.picture!r}")
+    suffix("--picture", args.picture, (".svg",))
     if args.folder is not None:
         raise UsageError("--picture draws sizes, not a model: give it without DIR")
     for name, size in (("n_embd", 8), ("n_head", 2), ("batch_size", 2), ("block_size", 3)):
@@ -98,4 +97,3 @@ def _attention(args: Namespace) -> tuple[MultiHeadAttention, int]:
         return MultiHeadAttention(args.n_embd or 64, args.n_head or 4), args.block_size or 32
     except ValueError as error:
         raise UsageError(str(error)) from None
-

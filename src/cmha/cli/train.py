@@ -209,6 +209,8 @@ def _given(args: Namespace, names: Iterable[str]) -> dict[str, Any]:
 def _check(args: Namespace) -> None:
     """Whatever does not fit together is wrong usage, before a file is opened."""
     for path in args.text:
+        if path == "-":  # the kind bpe, a resumed run and every process of several read a text again
+            raise UsageError("TEXT must be files, which can be read again; got '-', standard input")
         if path.lower() in SWITCH_VALUES and not os.path.exists(path):
             raise UsageError(f"TEXT must be a file; got {path!r} (an on/off option takes no value)")
         run = _run_in(path)

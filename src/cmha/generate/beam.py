@@ -13,6 +13,7 @@ num_beams), or at max_new_tokens. The best finished text is the result.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -52,8 +53,9 @@ def check_beams(num_beams: int, length_penalty: float, options: dict[str, Any]) 
 
 
 def beam_search(
-    rows: Rows, max_new_tokens: int, num_beams: int, length_penalty: float, stops: Stops, row: int
-) -> tuple[list[int], list[float]]:
+    rows: Rows, max_new_tokens: int, num_beams: int, length_penalty: float, stops: Stops, row: int,
+    progress: Callable[[int], object],
+) -> tuple[list[int], list[float]]:  # fmt: skip
     """(new ids, their log-probabilities) of the best text behind the one row that `rows` starts with."""
     vocab_size = rows.model.cfg.vocab_size
     wanted = max(2, 1 + len(stops.ids)) * num_beams
@@ -61,6 +63,7 @@ def beam_search(
     finished: list[tuple[float, _Beam]] = []  # behind their scores
     for n in range(max_new_tokens):
         logits = rows.logits()
+        progress(1)
         for x in logits:
             check_logits(x, row=row, n=n)
         logprobs = log_softmax(logits)  # (beams, V)

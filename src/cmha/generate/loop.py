@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         IdArray,
         IdRow,
         LogprobRows,
+        Progress,
         Seed,
         Stop,
         StopStrings,
@@ -60,40 +61,50 @@ def generate(
     temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None, min_p: float | None = None,
     repetition_penalty: float = 1.0, stop: Stop = None, stop_strings: StopStrings = None,
     tokenizer: Decoder | None = None, seed: Seed = None, num_beams: int = 1, length_penalty: float = 1.0,
-    return_logprobs: bool = False, cache: ModelCache | None = None,
+    return_logprobs: bool = False, cache: ModelCache | None = None, progress: Progress = None,
 ) -> TokenRows | tuple[TokenRows, LogprobRows]:  # fmt: skip
     """The prompts and up to max_new_tokens ids behind each: ids (B, T) -> int64 (B, T + n); a list of rows of unequal
     length -> a list of lists. Every row is what it is alone, bit for bit.
 
-    temperature (0 is greedy), top_k, top_p, min_p, repetition_penalty: see cmha/generate/sampling.py, which has the
-    rules and their order. stop: an id or several; stop_strings: a text or several that end a row once its new text
-    holds one (tokenizer.decode reads it). The row includes the id it ended with; in an array it goes on with that id
-    until the last row has ended, in a list it simply ends. seed: an int, or one for each row, which then is what it is
-    in a run of its own; None draws one.
+    - The next id is chosen in this order, each filter on the renormalised rest: repetition_penalty (a seen id's logit
+      is divided by it where positive, else multiplied; Keskar et al. 2019), temperature (0 is greedy, ties to the
+      lowest id), top_k (exactly the k largest, ties to the lowest ids), top_p (while the mass before it is below p;
+      Holtzman et al. 2020), min_p (at least that share of the largest probability; Nguyen et al. 2024), then one draw.
+    - stop: an id or several; stop_strings: a text or several that end a row once its new text holds one
+      (tokenizer.decode reads it). The row includes the id it ended with; in an array it goes on with that id until the
+      last row has ended, in a list it simply ends.
+    - seed: an int, or one for each row, which then is what it is in a run of its own; None draws one. Draw n of row i
+      is a function of (seed, i, n) (Philox, Salmon et al. 2011).
+    - num_beams > 1: beam search, the likeliest text that it finds (Hugging Face's rules): the sum of log-probabilities
+      over (number of new ids) ** length_penalty is largest. It draws nothing: the options of sampling are refused.
+    - return_logprobs=True: (rows, logprobs), the latter float32 (B, n), or a list of lists: the log-probability of each
+      new id under the model itself, without penalty, temperature and filters; 0 where a row had ended.
+    - cache: a gpt.new_cache(1) for one prompt. What it holds of the prompt's beginning is not computed again, and it
+      holds the whole text but its last id afterwards (as far as its capacity and the context go).
 
-    num_beams > 1: beam search, the likeliest text that it finds (Hugging Face's rules): the sum of log-probabilities
-    over (number of new ids) ** length_penalty is largest. It draws nothing: the options of sampling are refused.
+    - progress: a function that is called with 1 for each new id of a row, of beam search for each step of a row: what
+      moves a bar of B * max_new_tokens.
 
-    return_logprobs=True: (rows, logprobs), the latter float32 (B, n), or a list of lists: the log-probability of each
-    new id under the model itself, without penalty, temperature and filters; 0 where a row had ended.
-
-    cache: a gpt.new_cache(1) for one prompt. What it holds of the prompt's beginning is not computed again, and it
-    holds the whole text but its last id afterwards (as far as its capacity and the context go).
+    Past block_size every id is computed from the last block_size ids anew. ValueError: a prompt without ids, a value
+    out of its range, logits that hold NaN. IndexError: an id outside the vocabulary.
     """
     options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     options |= {"repetition_penalty": repetition_penalty, "seed": seed}
     num_beams, length_penalty = check_beams(num_beams, length_penalty, options)
+    told = progress or (lambda count: None)
     run = _Run(model, ids, max_new_tokens, options, (stop, stop_strings, tokenizer), return_logprobs, cache)
     new: list[list[int]] = [[] for _ in run.prompts]
     logprobs: list[list[float]] = [[] for _ in run.prompts]
     if num_beams > 1 and run.max_new_tokens:
         for row, prompt in enumerate(run.prompts):
             rows = Rows(model, [prompt], run.max_new_tokens, cache)
-            new[row], logprobs[row] = beam_search(rows, run.max_new_tokens, num_beams, length_penalty, run.stops, row)
+            width = num_beams, length_penalty
+            new[row], logprobs[row] = beam_search(rows, run.max_new_tokens, *width, run.stops, row, told)
     else:
         for row, token, logprob in run.steps():
             new[row].append(token)
             logprobs[row].append(logprob)
+            told(1)
     return _result(run, new, logprobs)
 
 
@@ -126,7 +137,8 @@ def stream(
     tokenizer: Decoder | None = None, seed: Seed = None, return_logprobs: bool = False, cache: ModelCache | None = None,
 ) -> Iterator[int] | Iterator[tuple[int, float]]:  # fmt: skip
     """The new ids of one row, ids (1, T), one at a time and as soon as each is known, or (id, log-probability) pairs;
-    what ends the row comes last. The options, and the ids, are those of generate."""
+    what ends the row comes last. The options, the ids and the errors are those of generate.
+    """
     options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     options |= {"repetition_penalty": repetition_penalty, "seed": seed}
     run = _Run(model, ids, max_new_tokens, options, (stop, stop_strings, tokenizer), return_logprobs, cache)

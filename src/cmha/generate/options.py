@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Protocol, SupportsIndex, TypeAlias, TypedDict
 
 import numpy as np
@@ -19,6 +19,7 @@ LogprobRows: TypeAlias = FloatArray | list[list[float]]
 Seed: TypeAlias = int | Sequence[int] | NDArray[np.integer[Any]] | None  # one, or one for each row; None draws one
 Stop: TypeAlias = SupportsIndex | Iterable[SupportsIndex] | None
 StopStrings: TypeAlias = str | Collection[str] | None
+Progress: TypeAlias = Callable[[int], object] | None
 
 
 class Decoder(Protocol):
@@ -47,3 +48,4 @@ class GenerateOptions(StreamOptions, total=False):
 
     num_beams: int
     length_penalty: float
+    progress: Progress

@@ -48,7 +48,7 @@ class Sampling:
 
 
 def draw_seed() -> int:
-    """A seed from the operating system."""
+    """A seed from the operating system, an int from 0 to 2^63 - 1."""
     return int.from_bytes(os.urandom(8), "little") >> 1
 
 

@@ -28,15 +28,13 @@ def score(
 def score(
     model: GPT, ids: IdArray | Sequence[int] | Sequence[IdRow], *, stride: int | None = None
 ) -> FloatArray | list[FloatArray]:
-    """log p(id t | the ids before it) for t = 1 .. T - 1: ids (T) -> float32 (T - 1); (B, T) -> (B, T - 1); a list of
-    rows of unequal length -> a list of arrays. The first id has nothing before it and no entry.
+    """log p(id t | the ids before it) for t = 1 .. T - 1, in nats: ids (T) -> float32 (T - 1); (B, T) -> (B, T - 1); a
+    list of rows of unequal length -> a list of arrays. The first id has nothing before it and no entry.
 
-        perplexity = exp(-mean of the log-probabilities)
-
-    A text longer than the context (block_size) is read in windows of block_size ids that start `stride` ids apart
-    (default: half of block_size); an id counts in the first window that has it. So every id but those of the first
-    window has more than block_size - stride ids before it; stride=1 gives each all that fit, at the price of one window
-    for each id, and a stride of block_size is the fastest.
+    Perplexity is exp(-mean of the log-probabilities). A text longer than the context (block_size) is read in windows of
+    block_size ids that start `stride` ids apart (default: half of block_size); an id counts in the first window that
+    has it. So every id but those of the first window has more than block_size - stride ids before it; stride=1 gives
+    each all that fit, at the price of one window for each id, and a stride of block_size is the fastest.
     """
     single = _is_one_row(ids)
     rows, rectangle = check_prompts([ids] if single else ids, model.cfg.vocab_size)

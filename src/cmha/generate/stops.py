@@ -27,6 +27,7 @@ class Stops:
         self.ids = frozenset(check_integer("generate", "stop", token, 0, vocab_size - 1) for token in ids)
         self.strings = _check_strings(stop_strings)
         self.tokenizer = tokenizer
+        self.known = getattr(tokenizer, "vocab_size", vocab_size)  # ids: a padded vocabulary has more, without a text
         if self.strings and not callable(getattr(tokenizer, "decode", None)):
             rule = "stop_strings need a tokenizer, which has decode(ids)"
             raise TypeError(message("generate", rule, f"tokenizer={quote(tokenizer)}"))
@@ -38,7 +39,9 @@ class Stops:
             return True
         if not self.strings or self.tokenizer is None:
             return False
-        text = self.tokenizer.decode(new_ids[-self.reach :])
+        last = new_ids[-self.reach :]
+        unknown = max((place for place, token in enumerate(last) if token >= self.known), default=-1)
+        text = self.tokenizer.decode(last[unknown + 1 :])
         return any(s in text for s in self.strings)
 
 

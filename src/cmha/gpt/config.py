@@ -11,8 +11,11 @@ from cmha.functional import check_probability
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """vocab_size V, block_size (longest context T), n_layer L, n_head H, n_embd D = H * head_dim; dropout in training;
-    bias: in every linear layer and layer norm; output_projection: c_proj after attention."""
+    """The sizes of a GPT: vocab_size V, block_size (the longest context), n_layer L, n_head H, n_embd D = H * head_dim.
+
+    dropout: in training, from 0 to 1. bias: in every linear layer and layer norm. output_projection: c_proj after
+    attention. ValueError: a size below 1, n_embd that is no multiple of n_head.
+    """
 
     vocab_size: int
     block_size: int
@@ -36,10 +39,15 @@ class GPTConfig:
 
     @property
     def head_dim(self) -> int:
+        """n_embd / n_head."""
         return self.n_embd // self.n_head
 
     def num_parameters(self) -> int:
-        """Trained numbers of such a GPT, the tied table once; nothing of it has to exist."""
+        """Trained numbers of such a GPT, the tied table once; nothing of it has to exist.
+
+        >>> cmha.GPTConfig.tiny(vocab_size=103).num_parameters()
+        108736
+        """
         D, biases = self.n_embd, int(self.bias)
         projections = 4 if self.output_projection else 3  # c_q c_k c_v c_proj
         norm = D + biases * D

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Block(Module):
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
+    """x + attention(norm(x)), then x + mlp(norm(x)): GPT-2's block, with the norm in front (Radford et al. 2019)."""
 
     def __init__(self, cfg: GPTConfig) -> None:
         self.ln_1 = LayerNorm(cfg.n_embd, bias=cfg.bias)
@@ -40,7 +40,7 @@ class Block(Module):
         self.mlp = MLP(cfg.n_embd, bias=cfg.bias, dropout=cfg.dropout)
 
     def forward(self, x: Tensor, cache: KVCache | None = None) -> Tensor:
-        """(B, T, D) -> (B, T, D)"""
+        """x (B, T, D) -> (B, T, D), causal; cache: this layer's of a ModelCache."""
         if self.attn_dropout.drops():
             x = x + self.attn_dropout(self.attn(self.ln_1(x), cache=cache, is_causal=True))
         else:
@@ -50,10 +50,13 @@ class Block(Module):
 
 
 class GPT(Module):
-    """logits = gpt(ids); logits, loss = gpt(ids, targets). Names of the parts are GPT-2's: wte, wpe, h, ln_f.
+    """GPT-2 (Radford et al. 2019): embeddings, L blocks, a layer norm, and the token table again as output layer
+    (tied).
 
-    checkpoint_activations = True (an attribute) keeps only the input of each block and runs the block again in the
-    backward pass: a third more time, a fraction of the memory, the same bits.
+    `logits = gpt(ids)`, `logits, loss = gpt(ids, targets)`. The parts have GPT-2's names: wte, wpe, h, ln_f; weights
+    start as GPT-2's, N(0, 0.02), those into the residual stream divided by sqrt(2 L). `checkpoint_activations = True`
+    (an attribute) keeps only the input of each block and runs the block again in the backward pass (Chen et al. 2016):
+    a third more time, a fraction of the memory, the same bits.
     """
 
     checkpoint_activations = False
@@ -98,9 +101,12 @@ class GPT(Module):
     def forward(
         self, ids: ArrayLike, targets: ArrayLike | None = None, *, cache: ModelCache | None = None
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """ids (B, T) -> logits (B, T, V); with targets (B, T) -> (logits, mean loss), a target of -1 does not count.
+        """ids (B, T) -> logits (B, T, V); with targets (B, T) -> (logits, mean loss in nats), a target of -1 does not
+        count.
 
-        With a cache (gpt.new_cache) ids are the positions behind what it holds; no gradients then.
+        With a cache (gpt.new_cache) ids are the positions behind what it holds, and there are no gradients. A refused
+        call leaves it as it was. TypeError: ids that are no integers. IndexError: an id outside 0 .. V - 1. ValueError:
+        more than block_size positions, a cache that is full or of another model.
         """
         inputs = self._checked_ids("ids", ids)
         wanted = None if targets is None else to_tensor(targets, "gpt")
@@ -191,13 +197,13 @@ class GPT(Module):
         return tensor
 
     def new_cache(self, batch_size: int, capacity: int | None = None) -> ModelCache:
-        """An empty cache of keys and values for `batch_size` rows, up to block_size positions (or `capacity`)."""
+        """An empty cache of keys and values for `batch_size` rows of `capacity` positions, by default block_size."""
         capacity = self.cfg.block_size if capacity is None else capacity
         return ModelCache(self.cfg.n_layer, check_integer("new_cache", "batch_size", batch_size, 1), self.cfg.n_head,
                           self.cfg.head_dim, check_integer("new_cache", "capacity", capacity, 1))  # fmt: skip
 
     def crop_block_size(self, n: int) -> None:
-        """Keep only the first n positions."""
+        """Keep only the first n positions: a shorter context, a smaller wpe. ValueError: n above block_size."""
         if not check_integer("crop_block_size", "n", n, 1) <= self.cfg.block_size:
             raise ValueError(f"[crop_block_size] can only shrink; got n={n}, expected at most {self.cfg.block_size}")
         weight = functional.tensor(self.wpe.weight[:n], requires_grad=True)
@@ -205,6 +211,7 @@ class GPT(Module):
         self.cfg = GPTConfig(**{**vars(self.cfg), "block_size": n})
 
     def describe(self) -> str:
+        """The number of parameters, for repr."""
         return f"{self.num_parameters():,} parameters"
 
     def save_pretrained(self, folder: StrPath) -> None:

@@ -35,7 +35,13 @@ if TYPE_CHECKING:
 
 
 def split_heads(x: ArrayLike, n_head: int) -> Tensor:
-    """(B, T, D) -> (B*H, T, hd). The permute must come before the last reshape, or heads and time get mixed."""
+    """(B, T, D) -> (B*H, T, hd) for H = n_head. The permute comes before the last reshape, or heads and time get mixed.
+
+    ValueError: D is no multiple of n_head.
+
+    >>> cmha.nn.split_heads(cmha.zeros(2, 3, 8), 4).shape
+    (8, 3, 2)
+    """
     x = _three_axes("split_heads", "x (B, T, D)", x)
     B, T, D = x.shape
     if D % check_integer("split_heads", "n_head", n_head, 1):
@@ -46,7 +52,10 @@ def split_heads(x: ArrayLike, n_head: int) -> Tensor:
 
 
 def merge_heads(x: ArrayLike, n_head: int) -> Tensor:
-    """(B*H, T, hd) -> (B, T, D): the mirror of split_heads, in the mirror order."""
+    """(B*H, T, hd) -> (B, T, D), H = n_head: the mirror of split_heads, in the mirror order.
+
+    ValueError: the first axis is no multiple of n_head.
+    """
     x = _three_axes("merge_heads", "x (B*H, T, hd)", x)
     BH, T, hd = x.shape
     if BH % check_integer("merge_heads", "n_head", n_head, 1):
@@ -64,18 +73,25 @@ def _three_axes(op: str, wanted: str, x: ArrayLike) -> Tensor:
 
 
 def causal_mask(T: int, S: int | None = None) -> Tensor:
-    """(T, S) float mask, 0 where query i may see key j and -inf on the future: j <= i + S - T (S = T by default)."""
+    """(T, S) float mask, 0 where query i may see key j and -inf on the future: j <= i + S - T (S = T by default).
+
+    >>> cmha.nn.causal_mask(2, 3).tolist()
+    [[0.0, 0.0, -inf], [0.0, 0.0, 0.0]]
+    """
     S = T if S is None else S
     T, S = check_integer("causal_mask", "T", T, 0), check_integer("causal_mask", "S", S, 0)
     return to_tensor(np.where(np.tri(T, S, S - T, dtype=bool), 0.0, -np.inf))
 
 
 class MultiHeadAttention(Module):
-    """Self-attention of n_head heads over n_embd, or cross-attention with `key_value`.
+    """Multi-head attention (Vaswani et al. 2017, section 3.2.2): self-attention, or cross-attention with `key_value`.
 
-    n_kv_head: number of key/value heads (grouped-query attention), n_head by default. dropout: of the attention
-    weights, in training. output_projection=False leaves c_proj out. fused = False (an attribute) takes the eight
-    steps one by one.
+    concat(head_1 ... head_H) W_o,  head_i = softmax(q_i k_i^T / sqrt(hd) + mask) v_i
+
+    n_embd: width D. n_head: heads H, a divisor of D. n_kv_head: key and value heads (grouped-query attention, Ainslie
+    et al. 2023), a divisor of n_head and by default n_head. bias: in all four layers. dropout: of the attention
+    weights, in training. output_projection=False leaves c_proj out. The layers are `c_q`, `c_k`, `c_v`, `c_proj`;
+    `fused = False` (an attribute) takes the eight steps of the lesson one by one.
     """
 
     def __init__(self, n_embd: int, n_head: int, *, n_kv_head: int | None = None, bias: bool = True,
@@ -101,6 +117,7 @@ class MultiHeadAttention(Module):
         self.c_proj = Linear(n_embd, n_embd, bias=bias) if output_projection else None
 
     def describe(self) -> str:
+        """Heads and head_dim, for repr."""
         groups = f", n_kv_head={self.n_kv_head}" if self.n_kv_head != self.n_head else ""
         return f"n_head={self.n_head}{groups}, head_dim={self.head_dim}"
 
@@ -108,12 +125,19 @@ class MultiHeadAttention(Module):
                 is_causal: bool = False, key_value: ArrayLike | None = None, key_mask: ArrayLike | None = None,
                 need_weights: bool | Sequence[int] = False, weight_rows: Sequence[int] | None = None,
                 residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
-        """(B, T, D) -> (B, T, D), or with need_weights (y, weights (B, H, T, S)); residual (B, T, D) is added to y.
+        """x (B, T, D) -> y (B, T, D), or with need_weights (y, weights (B, H, T, S)); residual (B, T, D) is added to y.
 
-        mask: bool (True = may attend) or float (added to the scores), (T, S) or broadcastable to (B, H, T, S).
-        is_causal: query i sees keys up to i + S - T. key_mask: bool (B, S), True = a real token. cache: a KVCache; keys
-        and values are appended to it (inference only: no gradients). key_value: (B, S, D), where they come from.
-        need_weights: True, or a list of heads; with weight_rows=(start, stop) only of these queries. y stays the same.
+        - mask: bool (True = may attend) or float (added to the scores), (T, S) or broadcastable to (B, H, T, S).
+        - cache: a KVCache; keys and values are appended to it, and all it then holds are attended to. No gradients.
+        - is_causal: query i sees keys up to i + S - T.
+        - key_value: (B, S, D), where keys and values come from; x by default.
+        - key_mask: bool (B, S), True = a real token.
+        - need_weights: True, or a list of heads; with weight_rows=(start, stop) only of these queries. The softmax
+          before dropout, without gradient; y has the same bits as without.
+
+        Hidden keys have no influence, NaN included (with `fused = False`, what arithmetic says); a query that sees
+        nothing gets zeros before c_proj. All of these go together. ValueError: shapes that do not fit, a full cache, a
+        mask that needs a gradient. A refused call changes nothing.
         """
         is_causal = check_flag("attention", "is_causal", is_causal)
         x = self._checked("x", x)
@@ -142,7 +166,7 @@ class MultiHeadAttention(Module):
         if self.training and self.dropout and not random.drops_nothing():
             seed, stream, first_row = random.next_stream()
             options |= {"dropout_p": self.dropout, "seed": seed, "stream": stream, "first_row": first_row}
-        attend = self._fused if self.fused else self._step_by_step
+        attend = self._fused if self.fused and not self._is_looked_into() else self._step_by_step
         y, weights = attend(q, k, v, need_weights, options)  # 3 - 7
         if self.c_proj is not None:
             y = self.c_proj(y, residual=residual)  # 8 mix the heads: (B, T, D)
@@ -190,8 +214,14 @@ class MultiHeadAttention(Module):
         return y, weights if heads is None else cat([weights[:, h : h + 1] for h in heads], axis=1)
 
     def named(self, name: str, x: Tensor) -> Tensor:
-        """Every intermediate of the single steps comes by here; cmha.trace and cmha.replace put their own in place."""
+        """Every intermediate of the single steps comes by here: cmha.replace changes it, then cmha.trace sees it."""
+        if self._hooks is not None:
+            for hook in (*self._hooks.inside.values(), *self._hooks.seeing.values()):
+                x = hook(name, x)
         return x
+
+    def _is_looked_into(self) -> bool:
+        return self._hooks is not None and bool(self._hooks.inside or self._hooks.seeing)
 
     def _heads(self, x: Tensor) -> Tensor:
         """(B, n, h * hd) -> (B, h, n, hd): a view."""

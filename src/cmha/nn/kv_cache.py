@@ -110,7 +110,8 @@ class KVCache:
 
     @in_turn
     def append(self, k: ArrayLike, v: ArrayLike) -> tuple[Tensor, Tensor]:
-        """(B, H_kv, n, hd) twice -> all keys, all values (B, H_kv, len, hd). Full, mismatched: an error, unchanged.
+        """k, v (B, H_kv, n, hd) -> all keys, all values (B, H_kv, len, hd). ValueError, nothing changed: full, or
+        mismatched.
 
         The results are views of the cache's memory, valid until the cache is written again. A row that is shorter than
         the longest has nothing of meaning behind its length.
@@ -121,7 +122,10 @@ class KVCache:
 
     @in_turn
     def truncate(self, n: int | ArrayLike) -> None:
-        """Forget everything behind the first n positions of every row; n may be a list with a number for each row."""
+        """Forget everything behind the first n positions of every row; n may be a list with a number for each row.
+
+        ValueError: more than it holds.
+        """
         if isinstance(n, list | tuple | np.ndarray):
             n = _checked_lengths(n, self.lengths)
         elif check_integer("kv_cache", "n", n, 0) > len(self):
@@ -129,6 +133,7 @@ class KVCache:
         np.minimum(self.lengths, n, out=self.lengths)
 
     def reset(self) -> None:
+        """Forget everything; the memory stays."""
         self.truncate(0)
 
     @in_turn
@@ -164,7 +169,7 @@ class KVCache:
     def __copy__(self) -> Self:
         return self.copy()
 
-    def __deepcopy__(self, memo: object) -> Self:
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self.copy()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -172,10 +177,10 @@ class KVCache:
         state, size = dict(vars(self)), (self.batch_size, self.n_head, len(self), self.head_dim)
         for name in ("_k", "_v"):
             state[name] = self._filled(_core.full(size, 0.0), getattr(self, name), range(self.batch_size))
-        return state
+        return {**state, "lengths": self.lengths.copy()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
+        vars(self).update(state, lengths=np.array(state["lengths"]))  # pickle may leave them on another's buffer
         size = (self.batch_size, self.n_head, self.capacity, self.head_dim)
         for name in ("_k", "_v"):
             setattr(self, name, self._filled(_core.empty(size), state[name], range(self.batch_size)))
@@ -218,8 +223,9 @@ def _checked_lengths(n: ArrayLike, lengths: IntArray) -> IntArray:
 
 
 class ModelCache:
-    """One KVCache per layer with common lengths, which advance once, after the last layer: a call that is refused or
-    interrupted on the way changes nothing. It remembers the ids it has seen, for `reuse`."""
+    """The keys and values of every layer of a GPT, as `gpt.new_cache` makes it, and the ids they came from, for
+    `reuse`.
+    """
 
     def __init__(self, n_layer: int, batch_size: int, n_head: int, head_dim: int, capacity: int) -> None:
         self.layers = [_Layer(batch_size, n_head, head_dim, capacity) for _ in range(n_layer)]
@@ -258,6 +264,7 @@ class ModelCache:
         self.layers[0].truncate(n)
 
     def reset(self) -> None:
+        """Forget everything; the memory stays."""
         self.truncate(0)
 
     @in_turn
@@ -293,8 +300,15 @@ class ModelCache:
     def __copy__(self) -> Self:
         return self.copy()
 
-    def __deepcopy__(self, memo: object) -> Self:
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self.copy()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "ids": self.ids.copy()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, ids=np.array(state["ids"]))
+        self._share_lengths()
 
     def row(self, i: int) -> Self:
         """Row i as a cache of one row on the same memory (see KVCache.row)."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cmha import random
-from cmha.autograd import backward, grad_enabled, no_grad
+from cmha.autograd import backward, grad_enabled, no_grad, unwatched
 from cmha.tensor import Tensor, make
 
 if TYPE_CHECKING:
@@ -22,7 +22,8 @@ def recompute(module: Module, x: Tensor) -> Tensor:
     """module(x) for one tensor in and one out; every gradient has the bits that module(x) itself would give."""
     parameters = module.parameters()
     if any(p.data.shared for p in parameters):  # others may write them before the second pass: keep what the ops keep
-        return module(x)
+        out: Tensor = module(x)
+        return out
     start = random.position()
 
     # an op: its arguments are x and the parameters, so their gradients are its own
@@ -35,7 +36,7 @@ def recompute(module: Module, x: Tensor) -> Tensor:
             after = random.position()
             random.rewind(start)
             try:
-                with grad_enabled():
+                with grad_enabled(), unwatched():
                     out = module(inside)
             finally:
                 random.rewind(after)

@@ -12,18 +12,22 @@ if TYPE_CHECKING:
 
 
 def add(a: Array, b: Array) -> tuple[Array, Vjp]:
+    """a + b;  da = dy,  db = dy."""
     return _core.add(a, b), lambda dy: (dy, dy)
 
 
 def subtract(a: Array, b: Array) -> tuple[Array, Vjp]:
+    """a - b;  da = dy,  db = -dy."""
     return _core.subtract(a, b), lambda dy: (dy, _core.negative_forward(dy))
 
 
 def multiply(a: Array, b: Array) -> tuple[Array, Vjp]:
+    """a b;  da = b dy,  db = a dy."""
     return _core.multiply(a, b), lambda dy: (_core.multiply(dy, b), _core.multiply(dy, a))
 
 
 def divide(a: Array, b: Array) -> tuple[Array, Vjp]:
+    """a / b;  da = dy / b,  db = -da y."""
     y = _core.divide(a, b)
 
     def vjp(dy: Array) -> tuple[Array, ...]:
@@ -34,6 +38,7 @@ def divide(a: Array, b: Array) -> tuple[Array, Vjp]:
 
 
 def negative(x: Array) -> tuple[Array, Vjp]:
+    """-x;  dx = -dy."""
     return _core.negative_forward(x), lambda dy: (_core.negative_forward(dy),)
 
 

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 def attention(
     q: Array, k: Array, v: Array, *, need_weights: WantedWeights = None, **options: Unpack[AttentionOptions]
 ) -> tuple[Array | tuple[Array, Array], Callable[[Array], tuple[Array, Array, Array]]]:
-    """q (B, H, T, hd), k v (B, H_kv, S, hd) -> y (B, H, T, hd), or (y, weights without dropout)."""
+    """softmax(q k^T * scale + mask) v (Vaswani et al. 2017): q (B, H, T, hd), k v (B, H_kv, S, hd) -> y like q.
+
+    With need_weights (y, weights without dropout). Options: see cmha/ops/attention.py.
+    """
     y, row_max, row_sum = _core.attention_forward(q, k, v, **options)
 
     def vjp(dy: Array) -> tuple[Array, Array, Array]:

@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 def cross_entropy(
     logits: Array, targets: Array, *, ignore_index: int = -1, need_grad: bool = True
 ) -> tuple[Array, Vjp]:
-    """logits (M, V), targets (M) int64. Rows whose target is ignore_index do not count; none counted gives 0."""
+    """Mean over the counted rows of log sum_j exp(x_j) - x_target;  dlogits = (softmax(logits) - onehot) dy / counted.
+
+    logits (M, V), targets (M) int64. Rows whose target is ignore_index do not count; none counted gives 0.
+    """
     loss, dlogits, _ = _core.cross_entropy(logits, targets, ignore_index, need_grad)
 
     def vjp(dy: Array) -> tuple[Array | None, None]:

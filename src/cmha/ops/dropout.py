@@ -15,5 +15,9 @@ if TYPE_CHECKING:
 
 
 def dropout(x: Array, *, p: float, seed: int, stream: int, first: int = 0) -> tuple[Array, Vjp]:
-    """`first` is the number of x's first element in the global batch."""
+    """x / (1 - p) where the element's draw is at least p, else 0 (Srivastava et al. 2014);  dx = dy times the same.
+
+    `first` is the number of x's first element in the global batch; the draw is Philox's of (seed, stream, element
+    number).
+    """
     return _core.dropout(x, p, seed, stream, first), lambda dy: (_core.dropout(dy, p, seed, stream, first),)

@@ -24,7 +24,7 @@ class RowGradient:
 
 
 def embedding(weight: Array, ids: Array) -> tuple[Array, Vjp]:
-    """weight (V, D), ids (...) int64 -> (..., D)."""
+    """Rows of weight (V, D) by ids (...) int64 -> (..., D);  dweight[id] adds dy of every place that has this id."""
     n_rows = weight.shape[0]
 
     def vjp(dy: Array) -> tuple[RowGradient, None]:

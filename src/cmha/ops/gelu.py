@@ -12,4 +12,8 @@ if TYPE_CHECKING:
 
 
 def gelu(x: Array) -> tuple[Array, Vjp]:
+    """GELU, tanh form (Hendrycks & Gimpel 2016): x / 2 (1 + tanh u), u = sqrt(2 / pi) (x + 0.044715 x^3).
+
+    dx = dy (s + x s (1 - s) 2u'), s = 1 / (1 + exp(-2u)).
+    """
     return _core.gelu_forward(x), lambda dy: (_core.gelu_backward(dy, x),)

@@ -12,7 +12,11 @@ if TYPE_CHECKING:
 
 
 def layer_norm(x: Array, gamma: Array, beta: Array | None = None, *, eps: float = 1e-5) -> tuple[Array, Vjp]:
-    """x (..., N), gamma and beta (N,)."""
+    """gamma (x - mean) / sqrt(var + eps) + beta over the last axis (Ba et al. 2016): x (..., N), gamma and beta (N,).
+
+    With xh = (x - mean) / sd and g = dy gamma: dx = (g - mean(g) - xh mean(g xh)) / sd, dgamma = sum dy xh, dbeta = sum
+    dy.
+    """
     y, stats = _core.layer_norm_forward(x, gamma, beta, eps)
 
     def vjp(dy: Array) -> tuple[Array, ...]:

@@ -25,11 +25,13 @@ def _count(shape: Shape, axes: tuple[int, ...]) -> int:
 
 
 def sum(x: Array, *, axes: tuple[int, ...]) -> tuple[Array, Vjp]:
+    """sum_i x_i over axes;  dx_i = dy."""
     shape = x.shape
     return _core.sum(x, axes), lambda dy: (_spread(dy, shape, axes),)
 
 
 def mean(x: Array, *, axes: tuple[int, ...]) -> tuple[Array, Vjp]:
+    """sum_i x_i / n over axes;  dx_i = dy / n."""
     shape = x.shape
 
     def vjp(dy: Array) -> tuple[Array]:
@@ -39,7 +41,7 @@ def mean(x: Array, *, axes: tuple[int, ...]) -> tuple[Array, Vjp]:
 
 
 def var(x: Array, *, axes: tuple[int, ...]) -> tuple[Array, Vjp]:
-    """mean((x - mean(x))^2): divides by the number of elements. dx = 2 (x - mean) dy / n."""
+    """mean((x - mean(x))^2): divides by the number of elements, n;  dx = 2 (x - mean) dy / n."""
 
     def vjp(dy: Array) -> tuple[Array]:
         centred = _core.subtract(x, _spread(_core.mean(x, axes), x.shape, axes))
@@ -57,8 +59,10 @@ def _extreme(x: Array, axes: tuple[int, ...], sign: int) -> tuple[Array, Vjp]:
 
 
 def max(x: Array, *, axes: tuple[int, ...]) -> tuple[Array, Vjp]:
+    """max_i x_i over one axis or all, NaN if there is one;  dx = dy at the first of the largest, else 0."""
     return _extreme(x, axes, 1)
 
 
 def min(x: Array, *, axes: tuple[int, ...]) -> tuple[Array, Vjp]:
+    """min_i x_i over one axis or all, NaN if there is one;  dx = dy at the first of the smallest, else 0."""
     return _extreme(x, axes, -1)

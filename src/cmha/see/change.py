@@ -1,43 +1,55 @@
 """What changes when one changes something inside: heads off, an intermediate replaced, the loss without each head."""
 
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 
 from cmha import functional
 from cmha.autograd import no_grad
-from cmha.errors import check_integer, message, quote
+from cmha.errors import check_indices, check_integer, message, quote
 from cmha.gpt import GPT
+from cmha.nn.module import evaluating
 from cmha.see import names
+from cmha.see.inside import Inside
 from cmha.tensor import to_tensor
 
 
-@contextmanager
 def heads_off(model, heads):
-    """Inside, these heads add nothing: their columns of the merged y are zero before c_proj.
+    """`with cmha.heads_off(model, heads):` inside, these heads add nothing: their columns of the merged y are zero
+    before c_proj (what cmha.trace calls `merged` stands before that).
 
     heads: a list of head numbers for a MultiHeadAttention; for a GPT a dict {layer: list of heads}, both from 0. On the
     fused path and the single steps alike, in training, with and without a cache. With checkpoint_activations, which
     runs blocks again in the backward pass, backward belongs inside too.
     """
-    layers = list(names.attentions("heads_off", model).values())
-    if not isinstance(heads, dict):
-        if len(layers) > 1:
-            rule = "a model of several layers needs a dict"
-            raise TypeError(message("heads_off", rule, quote(heads), "{layer: [heads]}"))
-        heads = {0: heads}
-    with ExitStack() as stack:
+    return HeadsOff(model, heads)
+
+
+class HeadsOff(Inside):
+    op = "heads_off"
+
+    def __init__(self, model, heads):
+        layers = list(names.attentions("heads_off", model).values())
+        if not isinstance(heads, Mapping):
+            if len(layers) > 1:
+                rule = "a model of several layers needs a dict"
+                raise TypeError(message("heads_off", rule, quote(heads), "{layer: [heads]}"))
+            heads = {0: heads}
+        self._off = []
         for layer, off in heads.items():
-            mha = layers[check_integer("heads_off", "layer", layer, 0, len(layers) - 1)]
+            mha = layers[check_integer("heads_off", "a layer", layer, 0, len(layers) - 1)]
+            self._off.append((mha, check_indices("heads_off", "the heads of a layer", off, mha.n_head, 0)))
+
+    def _set_up(self, stack):
+        for mha, off in self._off:
             stack.callback(_silence(mha, off).remove)
-        yield
 
 
 def _silence(mha, off):
     """The hook that zeroes the columns of these heads where they leave the attention."""
     columns = np.zeros((mha.n_head, mha.head_dim), bool)
-    for head in off:
-        columns[check_integer("heads_off", "a head", head, 0, mha.n_head - 1)] = True
+    columns[off] = True
     silent = functional.tensor(columns.reshape(-1))  # (D,)
     if mha.c_proj is not None:
 
@@ -54,90 +66,97 @@ def _silence(mha, off):
     return mha.register_forward_hook(on_output)
 
 
-@contextmanager
 def replace(model, changes):
-    """Inside, intermediates are replaced: {name: new}, with the names that cmha.trace lists.
+    """`with cmha.replace(model, changes):` inside, intermediates are replaced: {name: new}, with the names that
+    cmha.trace lists.
 
     new is a tensor or an array, or a function of the tensor that stands there; the shape must stay. A word of the eight
-    steps (`blocks.0.attn.scores`) makes that attention run step by step; an output of a module leaves it fused.
+    steps (`blocks.0.attn.scores`) makes that attention run step by step; an output of a module leaves it fused. A name
+    that no pass inside came by (`dropped_weights` without dropout) is a ValueError at the end of the `with`.
     """
-    parts = names.modules("replace", model)
-    attentions = names.attentions("replace", model)
-    with ExitStack() as stack:
+    return Replace(model, changes)
+
+
+class Replace(Inside):
+    op = "replace"
+
+    def __init__(self, model, changes):
+        parts, attentions = names.modules("replace", model), names.attentions("replace", model)
+        if not isinstance(changes, Mapping):
+            raise TypeError(message("replace", "needs a dict", quote(changes), "{name: tensor, array or function}"))
+        known = {name or names.output_name(model): (part, None) for name, part in parts.items()}
+        known |= {names.join(path, word): (mha, word) for path, mha in attentions.items() for word in names.INSIDE}
+        self._changes, self._unseen = {}, set()
         for name, new in changes.items():
-            path, _, word = names.public(name).rpartition(".")
-            if path in attentions and word in names.INSIDE:
-                stack.enter_context(_replace_inside(attentions[path], word, name, new))
-            elif names.public(name) in parts or name == names.output_name(model):
-                part = parts[names.public(name) if name != names.output_name(model) else ""]
-                stack.callback(part.register_forward_hook(_replace_output(name, new)).remove)
-            else:
-                known = [n for n in parts if n] + [names.join(p, w) for p in attentions for w in names.INSIDE]
+            if not isinstance(name, str) or names.public(name) not in known:
                 raise names.unknown("replace", name, known)
-        yield
+            if not callable(new):
+                new = to_tensor(new, "replace").float()
+            self._changes[name] = *known[names.public(name)], new
 
+    def _set_up(self, stack):
+        self._unseen = set(self._changes)
+        for name, (part, word, new) in self._changes.items():
+            if word is None:
+                handle = part.register_forward_hook(partial(self._output, name, new))
+            else:
+                handle = part._register("inside", partial(self._intermediate, name, word, new))
+            stack.callback(handle.remove)
 
-@contextmanager
-def _replace_inside(mha, word, name, new):
-    fused, before, own = mha.fused, mha.named, vars(mha).get("named")
-
-    def named(at, x):
-        x = before(at, x)
-        return _replaced(name, new, x) if at == word else x
-
-    mha.fused, mha.named = False, named
-    try:
-        yield
-    finally:
-        mha.fused = fused
-        vars(mha).pop("named") if own is None else setattr(mha, "named", own)
-
-
-def _replace_output(name, new):
-    def hook(module, args, out):
+    def _output(self, name, new, module, args, out):
         if isinstance(out, tuple):
-            return _replaced(name, new, out[0]), *out[1:]
-        return _replaced(name, new, out)
+            return self._replaced(name, new, out[0]), *out[1:]
+        return self._replaced(name, new, out)
 
-    return hook
+    def _intermediate(self, name, word, new, at, x):
+        return self._replaced(name, new, x) if at == word else x
 
+    def _replaced(self, name, new, x):
+        self._unseen.discard(name)
+        y = new(x) if callable(new) else new
+        if y is None:
+            raise TypeError(message("replace", f"the function for {name} must return a tensor or an array", "None"))
+        y = to_tensor(y, "replace").float()
+        if y.shape != x.shape:
+            raise ValueError(message("replace", f"{name} must keep its shape", y.shape, x.shape))
+        return y
 
-def _replaced(name, new, x):
-    y = to_tensor(new(x) if callable(new) else new, "replace").float()
-    if y.shape != x.shape:
-        raise ValueError(message("replace", f"{name} must keep its shape", y.shape, x.shape))
-    return y
+    def _end(self, failed):
+        if failed or not self._unseen:
+            return
+        name = next(name for name in self._changes if name in self._unseen)
+        when = names.SOMETIMES.get(self._changes[name][1], "whenever its module is called")
+        raise ValueError(message("replace", f"{name} never occurred inside the `with`; it is there {when}"))
 
 
 def head_importance(gpt, ids, *, batch_size=8):
     """Loss without each head minus the loss with all, in nats per token: a float64 array (layers, heads).
 
     ids: the token ids of a text (n,), cut into windows of block_size, or windows (B, T + 1) as they are. In eval mode;
-    the first entry of a window is never predicted. Positive: the head helps on this text. 1 + L * H passes over it.
+    the first entry of a window is never predicted. Positive: the head helps on this text. 1 + L * H passes over it,
+    batch_size windows at a time.
     """
     if not isinstance(gpt, GPT):
         raise TypeError(message("head_importance", "needs a GPT", type(gpt).__name__))
+    batch_size = check_integer("head_importance", "batch_size", batch_size, 1)
     attentions = list(names.attentions("head_importance", gpt).values())
     windows = _windows(ids, gpt.cfg.block_size)
-    training = gpt.training
-    gpt.eval()
-    try:
+    with evaluating(gpt):
         whole = _loss(gpt, windows, batch_size)
         out = np.zeros((len(attentions), attentions[0].n_head))
         for layer, head in np.ndindex(*out.shape):
             with heads_off(gpt, {layer: [head]}):
                 out[layer, head] = _loss(gpt, windows, batch_size) - whole
-    finally:
-        gpt.train(training)
     return out
 
 
 def _windows(ids, block_size):
     """A list of (rows, T + 1) arrays: the windows of full length, and the shorter one at the end of a text."""
     ids = to_tensor(ids, "head_importance")
-    if ids.dtype != "int64" or ids.ndim not in (1, 2) or ids.shape[-1] < 2:
+    if ids.dtype != "int64" or ids.ndim not in (1, 2) or ids.shape[-1] < 2 or ids.shape[0] < 1:
         got = f"{ids.dtype} of shape {ids.shape}"
-        raise ValueError(message("head_importance", "ids must be (n,) or (B, T + 1) integers, two or more a row", got))
+        rule = "ids must be (n,) or (B, T + 1) integers, at least one row, two or more a row"
+        raise ValueError(message("head_importance", rule, got))
     ids = ids.numpy()
     if ids.ndim == 2:
         return [ids]

@@ -16,6 +16,7 @@ from cmha.see.picture import picture
 
 MARKS = "*o+x#@%&"
 LEAST_COLUMNS, ROWS = 20, 16  # of the plane
+MOST = 1e100  # the largest loss in a picture: matplotlib counts with sums and squares of them
 
 
 @dataclass(frozen=True)
@@ -71,21 +72,22 @@ def draw_text(runs, columns):
             at = left + (right - left) * column / (width - 1)
             if not points[0][0] <= at <= points[-1][0]:
                 continue
-            row = round((high - _value(points, at)) / ((high - low) or 1.0) * (ROWS - 1))
+            row = round(_share(high, low, _value(points, at)) * (ROWS - 1))
             start = row if before is None or before == row else before + (1 if row > before else -1)
             for between in range(min(start, row), max(start, row) + 1):  # a steep piece has no holes
                 plane[between][column] = MARKS[number % len(MARKS)]
             before = row
     out = []
     for row, cells in enumerate(plane):
-        label = f"{high - (high - low) * row / (ROWS - 1):7.3f}" if row % 5 == 0 else ""
+        label = f"{_short(_between(high, low, row / (ROWS - 1))):>7}" if row % 5 == 0 else ""
         out.append(f"{label:7} |{''.join(cells)}".rstrip())
     out.append(f"{'':7} +{'-' * width}")
-    first = f"step {left}"
-    out.append(f"{'':9}{first}{right:>{width - len(first)}}")
+    first = f"step {left} "
+    out.append(f"{'':9}{first}{right:>{max(0, width - len(first))}}")
     for number, (label, points) in enumerate(lines):
         step, best = min(points, key=lambda point: point[1])
-        out.append(f"{MARKS[number % len(MARKS)]} {label}: last {points[-1][1]:.4f}, lowest {best:.4f} at step {step}")
+        last, lowest = (_short(loss, 4) for loss in (points[-1][1], best))
+        out.append(f"{MARKS[number % len(MARKS)]} {label}: last {last}, lowest {lowest} at step {step}")
     return "\n".join(out)
 
 
@@ -93,8 +95,23 @@ def _value(points, at):
     """The loss at this step, on a straight line between the two points around it."""
     for (a, low), (b, high) in zip(points, points[1:], strict=False):
         if a <= at <= b:
-            return low + (high - low) * (at - a) / (b - a)
+            return _between(low, high, (at - a) / (b - a))
     return points[0][1]  # there is only one
+
+
+def _between(a, b, share):
+    """From a (share 0) to b (share 1), where b - a may be more than a float can hold."""
+    return a * (1 - share) + b * share
+
+
+def _share(a, b, x):
+    """The share of which _between(a, b, share) is x, from 0 to 1; 0 where a is b. Halves cannot overflow."""
+    return min(max((a / 2 - x / 2) / ((a / 2 - b / 2) or 1.0), 0.0), 1.0)
+
+
+def _short(loss, digits=3):
+    """A loss with so many decimals; one beyond every sensible loss by its power of ten."""
+    return f"{loss:.{digits}f}" if abs(loss) < 1e6 else f"{loss:.0e}"
 
 
 def draw_file(runs, path):
@@ -103,6 +120,9 @@ def draw_file(runs, path):
         kind_of_loss = "loss" if len(runs) == 1 else "validation loss"
         axes = figure.add_subplot(xlabel="step", ylabel=f"{kind_of_loss} (nats per token)")
         for label, points in chosen_lines(runs):
+            odd = next((loss for _, loss in points if abs(loss) > MOST), None)
+            if odd is not None:
+                raise ValueError(message("plot", f"a picture needs losses from -{MOST:g} to {MOST:g}", f"{odd:g}"))
             axes.plot(*zip(*points, strict=True), label=label, marker="o" if len(points) < 30 else None, markersize=3)
         axes.grid(alpha=0.3)
         axes.legend(title=runs[0].name if len(runs) == 1 else None)

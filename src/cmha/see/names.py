@@ -8,7 +8,7 @@ intermediates that `MultiHeadAttention._step_by_step` hands to `named`:
     logits                    what the whole GPT returns (of a bare attention: y)
 """
 
-from cmha.errors import listed, message
+from cmha.errors import listed, message, quote
 from cmha.nn import Module, MultiHeadAttention
 
 # In the order of the steps: word, step, the tensor's name in the lesson, shape.
@@ -31,6 +31,10 @@ STEPS = {
     "c_proj": (8, "y"),
 }
 INSIDE = [word for word in STEPS if not word.startswith("c_")]  # those that pass through `named`
+SOMETIMES = {  # the words that a pass may be without, and when they are there
+    "masked_scores": "where something is hidden: is_causal, a mask, a key_mask",
+    "dropped_weights": "where dropout drops: in training, with dropout > 0",
+}
 
 
 def modules(op, model):
@@ -62,6 +66,6 @@ def output_name(model):
     return "logits" if hasattr(model, "cfg") else "y"
 
 
-def unknown(op, name, names):
+def unknown(op, name, names, what="intermediate"):
     """The error for a name that is not there."""
-    return KeyError(message(op, "no such intermediate", repr(name), f"one of {listed(names, 40)}"))
+    return KeyError(message(op, f"no such {what}", quote(name), f"one of {listed(names, 40)}"))

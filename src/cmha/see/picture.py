@@ -22,7 +22,7 @@ def picture(op, path, **options):
     # A name or a token is no formula, and equal numbers give equal files.
     with matplotlib.rc_context({"text.parse_math": False, "svg.hashsalt": "cmha"}), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a text may hold letters that the font has not
-        figure = Figure(layout="constrained", **options)
+        figure = Figure(**{"layout": "constrained"} | options)
         yield figure
         written, kind = io.BytesIO(), os.path.splitext(path)[1][1:].lower()
         metadata = {"svg": {"Date": None}, "png": {"Software": None}}[kind]

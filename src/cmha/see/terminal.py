@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import textwrap
 
 import numpy as np
 
@@ -21,11 +22,11 @@ def heat_maps(maps, *, colour=False, width=None, encoding="utf-8"):
     width: of the terminal, its own by default. A cell is one character, two columns wide with colour if that fits.
     """
     width = width or shutil.get_terminal_size().columns
-    maps = maps.cut(max(1, width - 12), f"as wide as the terminal ({width} columns)")
+    maps = maps.cut(max(1, width - 12), f"as wide as the terminal (columns: {width})")
     labels = [_encodable(label, encoding) for label in maps.labels]
     margin = min(8, max(map(len, labels)))
     cell = 2 if colour and margin + 1 + 2 * len(labels) <= width else 1
-    lines = [maps.title, *([maps.note] if maps.note else []), _legend(colour)]
+    lines = [maps.title, *([maps.note] if maps.note else []), *_legend(colour, width)]
     for layer, weights in maps.weights.items():
         lines += _layer(layer, weights, labels, margin, cell, colour, width)
     return "\n".join(lines)
@@ -55,9 +56,13 @@ def _row(row, cell, colour):
     return "".join(f"\x1b[48;5;{_COLOURS[i]}m" + " " * cell for i in levels) + "\x1b[0m"
 
 
-def _legend(colour):
+def _legend(colour, width):
+    """One line, or several where the terminal would break it inside a word."""
     ramp = "".join(f"\x1b[48;5;{c}m " for c in _COLOURS) + "\x1b[0m" if colour else f"[{RAMP}]"
-    return f"0 {ramp} 1   row: query, column: the key it looks at"
+    scale, axes = f"0 {ramp} 1", "row: query, column: the key it looks at"
+    if len(f"0 [{RAMP}] 1   {axes}") <= width:
+        return [f"{scale}   {axes}"]
+    return [scale, *textwrap.wrap(axes, max(16, width))]
 
 
 def _encodable(label, encoding):

@@ -1,16 +1,21 @@
 """Every named intermediate of a real forward pass, read off the arrays it made.
 
-Two sources: `autograd.watch` sees every op with its arrays and time; hooks on all modules, and `named` of every
-attention, say which array has which name (see/names.py).
+Two sources: `autograd.watch` sees every op with its arrays and time; hooks around all modules, and at `named`
+of every attention, say which array has which name (see/names.py).
 """
 
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
 from cmha._core import Array
-from cmha.autograd import no_grad, watch
+from cmha.autograd import is_recorded, no_grad, watch
+from cmha.errors import message
+from cmha.nn.module import evaluating
 from cmha.see import names
+from cmha.see.inside import Inside
 from cmha.see.memory import owners_text
 from cmha.see.table import table
 from cmha.tensor import to_tensor
@@ -52,6 +57,10 @@ class Intermediate:
     def __array__(self, dtype=None, copy=None):
         return np.array(self.numpy(), dtype=dtype)
 
+    def __reduce_ex__(self, protocol):
+        rule = "an Intermediate is the memory of a pass and can be neither copied nor pickled"
+        raise TypeError(message("trace", rule, hint="np.array(intermediate) is a copy of its numbers"))
+
     def as_dict(self):
         return {"step": self.step, "name": self.what, "tensor": self.tensor, "shape": list(self.shape),
                 "strides": list(self.strides), "storage": self.storage, "bytes": self.bytes,
@@ -61,66 +70,86 @@ class Intermediate:
 def trace(model):
     """`with cmha.trace(model) as t: model(x)`, for a MultiHeadAttention, a GPT or what holds them, with and without a
     cache: then t["blocks.0.attn.scores"] is an Intermediate, `list(t)` are the names, t.rows all arrays in their order,
-    and print(t) the table of the eight steps. Of several passes inside, t holds the last.
+    and print(t) the table of the eight steps. Of several passes of the model inside, t holds the last that came to its
+    end; where the model itself was not called, its parts as they were called last. What this thread runs counts; blocks
+    that the backward pass runs again (checkpoint_activations) do not.
 
-    The pass runs step by step (`fused = False`), whose last bits differ from the fused kernels', and keeps every array.
-    Outside of the `with` nothing is left of it.
+    The pass runs step by step, whose last bits differ from the fused kernels', and keeps every array. What hooks and
+    cmha.replace put in place is what t shows, whichever came first. Outside of the `with` nothing is left of it.
     """
     return Trace(model)
 
 
-class Trace:
+class Trace(Inside):
+    """What trace gives: t[name] and iteration over names, rows (every Intermediate in its order), steps, table."""
+
+    op = "trace"
+
     def __init__(self, model):
         self._attentions = names.attentions("trace", model)
         self._model, self._modules = model, names.modules("trace", model)
-        self.rows, self._named, self._marks = [], {}, []
+        self.rows, self._named = [], {}
+        self._events, self._marks = [], []  # of the pass that runs: what ops did, and which array has which name
+        self._called, self._depth, self._whole = set(), 0, False
 
-    def __enter__(self):
-        self._before = [(mha, mha.fused, vars(mha).get("named")) for mha in self._attentions.values()]
-        self._watch = watch()
-        self._events = self._watch.__enter__()
-        for path, mha in self._attentions.items():
-            mha.fused, mha.named = False, self._namer(path, mha.named)
+    def _set_up(self, stack):
+        self.rows, self._named, self._marks, self._whole = [], {}, [], False
+        self._events = stack.enter_context(watch())
         root = names.output_name(self._model)
-        self._hooks = [part.register_forward_hook(self._hook(path or root)) for path, part in self._modules.items()]
-        return self
+        for path, part in self._modules.items():
+            stack.callback(part._register("around", partial(self._around, path or root)).remove)
+        for path, mha in self._attentions.items():
+            stack.callback(mha._register("seeing", partial(self._mark, path)).remove)
 
-    def __exit__(self, *_):
-        for hook in self._hooks:
-            hook.remove()
-        for mha, fused, named in self._before:
-            mha.fused = fused
-            vars(mha).pop("named") if named is None else setattr(mha, "named", named)
-        self._watch.__exit__(None, None, None)
-        if self._marks:  # parts were called, not the model
+    def _end(self, failed):
+        if self._marks and not self._whole:  # parts were called, not the model
             self._finish()
+        self._begin()
 
-    def _namer(self, path, before):
-        def named(word, x):
-            x = before(word, x)
-            self._marks.append((len(self._events), path, word, x.data))
-            return x
+    def _begin(self):
+        self._events.clear()
+        self._marks.clear()
+        self._called.clear()
 
-        return named
-
-    def _hook(self, name):
+    @contextmanager
+    def _around(self, name, module):
+        """One call of a module. One that fails leaves nothing of what it did."""
+        if not is_recorded(self._events):  # another thread, or a backward pass that runs a block again
+            yield lambda out: None
+            return
         path, _, word = name.rpartition(".")
+        outermost = not self._depth
+        if outermost and (module is self._model or self._whole or name in self._called):
+            self._begin()
+        events, marks = len(self._events), len(self._marks)
+        self._depth += 1
+        try:
+            yield lambda out: self._mark(path, word, out[0] if isinstance(out, tuple) else out)
+        except BaseException:
+            del self._events[events:], self._marks[marks:]
+            raise
+        finally:
+            self._depth -= 1
+        self._called.add(name)
+        if module is self._model:
+            self._finish()
+            self._begin()
+            self._whole = True
 
-        def hook(module, args, out):
-            out = out[0] if isinstance(out, tuple) else out
-            self._marks.append((len(self._events), path, word, out.data))
-            if module is self._model:
-                self._finish()
-
-        return hook
+    def _mark(self, path, word, x):
+        """Here stands the tensor of this name, after everything that changes it."""
+        if is_recorded(self._events):
+            self._marks.append((len(self._events), path, word, x.data))
+        return x
 
     def _finish(self):
         """Turns what was seen of a pass into rows."""
         self.rows, self._named, made, done = [], {}, {}, 0
         for position, path, word, array in self._marks:
             step, tensor = names.STEPS.get(word, (None, "")) if path in self._attentions else (None, "")
-            ops = [event[0] for event in self._events[done:position]]
-            for i, event in enumerate(self._events[done:position]):
+            events = [event for event in self._events[done:position] if event[0] != "checkpoint"]  # its block's ops are
+            ops = [event[0] for event in events]
+            for i, event in enumerate(events):
                 if step == 2:  # what a cache needs has no word of its own: each op for the keys, then for the values
                     tensor = "k" if 2 * ops[:i].count(ops[i]) < ops.count(ops[i]) else "v"
                 row = _row(path, step, tensor, event)
@@ -132,8 +161,6 @@ class Trace:
                 row = self._row_without_op(path, step, tensor, array)
             row.names.append(names.join(path, word))
             self._named[row.names[-1]] = row
-        self._events.clear()
-        self._marks.clear()
 
     def _row_without_op(self, path, step, tensor, array):
         """What no op made: keys and values that pass through or come from the cache, or what `replace` put there."""
@@ -143,10 +170,9 @@ class Trace:
         return row
 
     def __getitem__(self, name):
-        row = self._named.get(names.public(name) if isinstance(name, str) else name)
-        if row is None:
+        if name not in self:
             raise names.unknown("trace", name, self._named)
-        return row
+        return self._named[names.public(name)]
 
     def __iter__(self):
         return iter(self._named)
@@ -159,7 +185,10 @@ class Trace:
 
     def steps(self, attention=None):
         """The rows of the eight steps, of the attention with this name (the first by default)."""
-        path = next(iter(self._attentions)) if attention is None else names.public(attention)
+        path = next(iter(self._attentions)) if attention is None else attention
+        if not isinstance(path, str) or names.public(path) not in self._attentions:
+            raise names.unknown("trace", path, map(repr, self._attentions), "attention")
+        path = names.public(path)
         return [row for row in self.rows if row.where == path and row.step]
 
     def __str__(self):
@@ -198,10 +227,6 @@ def eight_steps(mha, x):
 
     Keys: step, name, tensor, shape, strides (in elements), storage, bytes, seconds, as of an Intermediate.
     """
-    training, mha.training = mha.training, False
-    try:
-        with no_grad(), trace(mha) as t:
-            mha(to_tensor(x, "trace").float(), is_causal=True)
-    finally:
-        mha.training = training
+    with evaluating(mha), no_grad(), trace(mha) as t:
+        mha(to_tensor(x, "trace").float(), is_causal=True)
     return [row.as_dict() for row in t.steps()]

@@ -37,10 +37,12 @@ _CUT = re.compile(r"(?<=\S)[ \n]")  # no token of GPT-2's pattern has a space be
 
 
 class BPETokenizer:
-    """Text <-> ids of byte-pair encoding: BPETokenizer.train(text, vocab_size), or BPETokenizer.load(folder).
+    """Byte-pair encoding over bytes, as GPT-2 has it (Sennrich et al. 2016, Radford et al. 2019): needs the extra
+    `bpe`.
 
-    Every text has ids, and decode(encode(text)) == text unless the file asks for a normaliser or a space in front.
-    backend: a tokenizers.Tokenizer whose model is BPE over bytes; others are a ValueError.
+    BPETokenizer.train(text, vocab_size), or BPETokenizer.load(folder). Every text has ids, and decode(encode(text)) ==
+    text unless the file asks for a normaliser or a space in front. backend: a tokenizers.Tokenizer whose model is BPE
+    over bytes; others are a ValueError. ImportError: the package tokenizers is missing.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
@@ -67,9 +69,18 @@ class BPETokenizer:
         only_special = len(added) == len(self.special_tokens)
         self._can_cut = plain and not before.add_prefix_space and backend.normalizer is None and only_special
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle and copy: tokenizers' own state forgets that special tokens are text."""
+        state = {name: value for name, value in vars(self).items() if name != "_with_special"}
+        return {**state, "_backend": self._backend.to_str()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _backend=_package().Tokenizer.from_str(state["_backend"]))
+        self._backend.encode_special_tokens = True
+
     @property
     def vocab_size(self) -> int:
-        """The largest id and one more."""
+        """The largest id and one more, V."""
         return len(self._bytes)
 
     @classmethod

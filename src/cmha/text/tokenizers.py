@@ -31,10 +31,17 @@ class Tokenizer(Protocol):
     """What a corpus, a trainer or a stop string needs of a tokenizer: any object that has these may stand for ours."""
 
     @property
-    def vocab_size(self) -> int: ...
-    def encode(self, text: str, /) -> list[int]: ...
-    def decode(self, ids: list[int], /) -> str: ...
-    def save(self, folder: StrPath, /) -> None: ...
+    def vocab_size(self) -> int:
+        """Number of ids, V."""
+
+    def encode(self, text: str, /) -> list[int]:
+        """text -> list of ids."""
+
+    def decode(self, ids: list[int], /) -> str:
+        """ids (n,) -> text."""
+
+    def save(self, folder: StrPath, /) -> None:
+        """Writes its files into the folder."""
 
 
 def checked_ids(ids: ArrayLike, vocab_size: int) -> IntArray:
@@ -66,7 +73,13 @@ def utf8(text: str, op: str) -> bytes:
 
 
 class CharTokenizer:
-    """One id per character; the table is the sorted set of the characters of `text`."""
+    """One id per character; the table is the sorted set of the characters of `text`.
+
+    TypeError: no str. ValueError: an empty one.
+
+    >>> cmha.CharTokenizer("hello").encode("hole")
+    [1, 3, 2, 0]
+    """
 
     def __init__(self, text: str) -> None:
         if not isinstance(text, str):
@@ -78,6 +91,7 @@ class CharTokenizer:
 
     @property
     def vocab_size(self) -> int:
+        """Number of ids, V."""
         return len(self.characters)
 
     def encode_array(self, text: str) -> IntArray:
@@ -92,17 +106,21 @@ class CharTokenizer:
         return ids.astype(np.int64)
 
     def encode(self, text: str) -> list[int]:
+        """text -> list of ids. ValueError names the first character that is not in the table."""
         ids: list[int] = self.encode_array(text).tolist()
         return ids
 
     def decode(self, ids: ArrayLike) -> str:
+        """ids (n,), a list or an array -> text. ValueError: an id outside the table."""
         return "".join(self.characters[i] for i in checked_ids(ids, self.vocab_size))
 
     def save(self, folder: StrPath) -> None:
+        """Writes tokenizer_cmha.json into the folder, in one step."""
         write_json(os.path.join(folder, FILE_NAME), {"type": "char", "characters": self.characters})
 
     @classmethod
     def load(cls, folder: StrPath) -> Self:
+        """The tokenizer in this folder. CheckpointError: what the file holds; OSError: it cannot be read."""
         _, values, path = _read_own(folder, ["char"])
         return cls._from_file(values, path)
 
@@ -122,7 +140,11 @@ class CharTokenizer:
 
 
 class ByteTokenizer:
-    """The bytes of UTF-8: 256 ids, every text has one."""
+    """The bytes of UTF-8: 256 ids, every text has one.
+
+    >>> cmha.ByteTokenizer().encode("é")
+    [195, 169]
+    """
 
     vocab_size = 256
 
@@ -131,20 +153,25 @@ class ByteTokenizer:
         return np.frombuffer(utf8(text, "encode"), np.uint8).astype(np.int64)
 
     def encode(self, text: str) -> list[int]:
+        """text -> list of ids, one for each byte of its UTF-8."""
         ids: list[int] = self.encode_array(text).tolist()
         return ids
 
     def token_bytes(self, token: int) -> bytes:
+        """The byte of one id."""
         return bytes((token,))
 
     def decode(self, ids: ArrayLike) -> str:
+        """ids (n,) -> text; bytes that are no UTF-8 become U+FFFD. ValueError: an id outside 0 .. 255."""
         return bytes(checked_ids(ids, 256).tolist()).decode("utf-8", errors="replace")
 
     def save(self, folder: StrPath) -> None:
+        """Writes tokenizer_cmha.json into the folder, in one step."""
         write_json(os.path.join(folder, FILE_NAME), {"type": "byte"})
 
     @classmethod
     def load(cls, folder: StrPath) -> Self:
+        """The tokenizer in this folder. CheckpointError: what the file holds; OSError: it cannot be read."""
         _, values, path = _read_own(folder, ["byte"])
         return cls._from_file(values, path)
 
@@ -180,7 +207,8 @@ def _read_own(folder: StrPath, known: Iterable[str]) -> tuple[str, dict[str, Any
 
 
 class StreamDecoder:
-    """Decodes ids as they come. A character cut in two waits for its rest; a byte that can start nothing shows at once.
+    """Decodes ids as they come: a character cut in two waits for its rest, a byte that can start nothing shows at
+    once::
 
         decoder = StreamDecoder(tokenizer)
         for token in tokens: print(decoder.feed(token), end="")

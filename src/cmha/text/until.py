@@ -7,7 +7,7 @@ from cmha.text.tokenizers import StreamDecoder, Tokenizer
 
 class TextUntil:
     """ids one at a time -> text that may be shown: whole characters, and nothing of a stop string, not even a beginning
-    of one that has not become whole yet. Text ends before the first stop string in it.
+    of one that has not become whole yet. Text ends before the first stop string in it::
 
         text = TextUntil(tokenizer, ["\\n\\n"])
         for token in gpt.stream(ids, 100):

@@ -17,9 +17,11 @@ __all__ = [
 ]  # fmt: skip
 
 
-def __getattr__(name: str) -> object:
-    if name in ("Trainer", "TrainSettings"):  # files, signals and JSON, which `import cmha` can do without
-        from cmha.train import settings, trainer
+if not TYPE_CHECKING:  # or every name would be one to a type checker
 
-        return getattr(settings if name == "TrainSettings" else trainer, name)
-    raise AttributeError(f"module 'cmha.train' has no attribute {name!r}")
+    def __getattr__(name):
+        if name in ("Trainer", "TrainSettings"):  # files, signals and JSON, which `import cmha` can do without
+            from cmha.train import settings, trainer
+
+            return getattr(settings if name == "TrainSettings" else trainer, name)
+        raise AttributeError(f"module 'cmha.train' has no attribute {name!r}")

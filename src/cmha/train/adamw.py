@@ -31,7 +31,7 @@ class Group(TypedDict, total=False):
     weight_decay: float
 
 
-Parameters: TypeAlias = Iterable[Tensor] | Iterable[Group]
+Parameters: TypeAlias = Iterable[Tensor | Group]  # all of one kind
 
 
 class AdamWState(TypedDict):
@@ -44,7 +44,16 @@ class AdamWState(TypedDict):
 
 
 class AdamW:
-    """params: tensors, or groups {"params": tensors, "weight_decay": number}; each tensor once, and all decay."""
+    """AdamW (Loshchilov & Hutter 2019, arXiv:1711.05101), t the updates of a parameter, g its gradient::
+
+        p <- p (1 - lr weight_decay)
+        m <- beta1 m + (1 - beta1) g,    v <- beta2 v + (1 - beta2) g^2
+        p <- p - lr (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps)
+
+    params: tensors, each once, which all decay; or groups {"params": tensors, "weight_decay": number}, as
+    `cmha.train.parameter_groups` makes them. TypeError, ValueError: no tensor, one twice or without gradients, a rate
+    below 0.
+    """
 
     def __init__(
         self, params: Parameters, lr: float, betas: Sequence[float] = (0.9, 0.999), eps: float = 1e-8,
@@ -75,6 +84,7 @@ class AdamW:
 
     @property
     def lr(self) -> float:
+        """The learning rate, at least 0; settable."""
         return self._lr
 
     @lr.setter
@@ -82,26 +92,30 @@ class AdamW:
         self._lr = check_number("AdamW", "lr", value, lambda x: x >= 0, "a number of at least 0")
 
     def zero_grad(self) -> None:
+        """Set .grad of every parameter to None."""
         for parameter in self._params:
             parameter.grad = None
 
     def step(self, grad_scale: float = 1.0) -> None:
-        """One update from the gradients times grad_scale; a parameter without a gradient stays as it is."""
-        ready = [i for i, parameter in enumerate(self._params) if parameter.grad is not None]
-        for i in ready:
-            if self._params[i].grad.shape != self._params[i].shape:
-                got = f"grad {self._params[i].grad.shape} of a parameter {self._params[i].shape} at place {i}"
+        """One update from the gradients times grad_scale; a parameter without a gradient stays as it is.
+
+        ValueError: a gradient of another shape than its parameter; then nothing changes.
+        """
+        grads = {i: parameter.grad for i, parameter in enumerate(self._params) if parameter.grad is not None}
+        for i, grad in grads.items():
+            if grad.shape != self._params[i].shape:
+                got = f"grad {grad.shape} of a parameter {self._params[i].shape} at place {i}"
                 raise ValueError(message("AdamW", "a gradient must have the shape of its parameter", got))
         # Parameters with equal decay and equal count go to the core together.
         calls: dict[tuple[float, int], list[int]] = {}
-        for i in ready:
+        for i in grads:
             calls.setdefault((self._decays[i], self._steps[i] + 1), []).append(i)
         for (decay, step), chosen in calls.items():
             _core.adamw(
                 [self._params[i].data for i in chosen],
                 [self._m[i] for i in chosen],
                 [self._v[i] for i in chosen],
-                [self._params[i].grad.data for i in chosen],
+                [grads[i].data for i in chosen],
                 self._lr,
                 *self._betas,
                 self._eps,
@@ -174,7 +188,9 @@ def _check_parameters(params: list[Tensor]) -> None:
 
 
 def parameter_groups(model: Module, weight_decay: float) -> list[Group]:
-    """Matrices decay, vectors (biases, gains) do not; told apart by their axes, each parameter in one group."""
+    """Groups for AdamW: matrices decay, vectors (biases, gains) do not; told apart by their axes, each parameter in
+    one.
+    """
     params = model.parameters()
     return [
         {"params": [p for p in params if p.ndim >= 2], "weight_decay": weight_decay},
@@ -202,9 +218,11 @@ def clip_factor(norm: float, max_norm: float) -> float:
 
 
 def clip_grad_norm_(params: Tensor | Iterable[Tensor], max_norm: float) -> float:
-    """Scales all gradients so that their common norm is at most max_norm; returns the norm they had.
+    """Scales all gradients so that their common Euclidean norm is at most max_norm (Pascanu et al. 2013); returns the
+    norm they had, a float.
 
-    A norm that is not finite is an error that names the first such parameter; no gradient changes.
+    Squares are summed in double. ValueError: a norm that is not finite, with the first such parameter; no gradient
+    changes.
     """
     max_norm = check_number("clip_grad_norm_", "max_norm", max_norm, lambda x: x > 0, "a finite number above 0")
     params = [params] if isinstance(params, Tensor) else list(params)

@@ -26,13 +26,19 @@ _DERIVED: Any = None  # a number, once __post_init__ has made it from the other 
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """Each value is checked here. None stands for what follows from the others:
+    """What a run does, in numbers. A value that does not fit is a ValueError that names it, of a wrong kind a
+    TypeError.
 
-    micro_batch_size    batch_size: windows that go through the model at a time, the last of them may be fewer
-    min_lr              lr / 10
-    warmup_steps        100, or a tenth of a short run
-    decay_steps         a fifth of the steps (schedule "wsd" only)
-    sample_interval     no samples on the way
+    - steps: updates. batch_size: windows of block_size tokens in each. micro_batch_size: windows that go through the
+      model at a time (default: batch_size); the last may be fewer.
+    - lr: the largest learning rate. min_lr: the smallest (default: lr / 10). schedule: "cosine", "constant" or "wsd".
+      warmup_steps: 100 by default, or a tenth of a short run. decay_steps: a fifth of the steps by default, with "wsd"
+      only.
+    - weight_decay: of matrices. betas: AdamW's. grad_clip: the largest norm of all gradients.
+    - eval_interval: steps from one evaluation, which also saves, to the next. sample_interval: from one sample to the
+      next (default: none on the way).
+    - seed: of batches and dropout. overfit_one_batch: every step learns the first batch. checkpoint_activations: see
+      GPT.
     """
 
     steps: int = 5000
@@ -107,7 +113,7 @@ class TrainSettings:
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> TrainSettings:
-        """The settings that go with GPTConfig.preset(name), with changes."""
+        """The settings that go with GPTConfig.preset(name) (tiny, char, baby, gpt2; else a ValueError), changed."""
         if name not in PRESETS:
             raise ValueError(message("train", f"preset must be one of {', '.join(PRESETS)}", quote(name)))
         values: dict[str, Any] = {**PRESETS[name], **changes}
@@ -119,11 +125,11 @@ class TrainSettings:
 
     @property
     def micro_batches(self) -> int:
-        """Their number in a step."""
+        """The number of micro-batches in a step."""
         return -(-self.batch_size // self.micro_batch_size)
 
     def rate(self, step: int) -> float:
-        """The learning rate of step 0, 1, 2, ..."""
+        """The learning rate of step 0, 1, 2, ..., as the schedule has it."""
         if self.schedule == "constant":
             return constant_schedule(step, max_lr=self.lr, warmup_steps=self.warmup_steps)
         values: dict[str, Any] = {"max_lr": self.lr, "min_lr": self.min_lr, "warmup_steps": self.warmup_steps}

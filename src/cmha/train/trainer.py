@@ -19,6 +19,7 @@ from cmha import _core, random
 from cmha.autograd import no_grad
 from cmha.errors import message, quote_path
 from cmha.gpt import GPT, GPTConfig
+from cmha.nn.module import evaluating
 from cmha.tensor import Tensor
 from cmha.text.corpora import check_length
 from cmha.train import run_folder
@@ -62,7 +63,7 @@ NOTHING_YET = {"loss": 0.0, "steps": 0, "lr": 0.0, "grad_norm": 0.0}  # since th
 
 
 class Trainer:
-    """Trains a GPT on a Corpus (cmha.text.corpora) and keeps the run in a folder, or nowhere with folder=None.
+    """Trains a GPT on a Corpus (cmha.text.corpora) and keeps the run in a folder, or nowhere with folder=None::
 
         trainer = Trainer(model, corpus, TrainSettings(steps=500), "runs/mine")
         trainer.run()                                     # None, or the number of the signal that stopped it
@@ -70,9 +71,9 @@ class Trainer:
         trainer.run()
 
     Everything random is a function of settings.seed and the step. A loss, gradient or weight that is not finite ends
-    the run with a ValueError that names step and tensor, before anything is written. logger: an object whose
-    log(dict, step=n) gets every line of the log, and samples, as a run of wandb does. progress: a line on stderr.
-    processes: who shares the work (accumulate.py); this process alone by default.
+    the run with a ValueError that names step and tensor, before anything is written. logger: an object whose log(dict,
+    step=n) gets every line of the log, and samples, as a run of wandb does. progress: a line on stderr. processes: who
+    shares the work (accumulate.py); this process alone by default.
     """
 
     def __init__(
@@ -131,7 +132,7 @@ class Trainer:
         cls, checkpoint: Checkpoint, corpus: Corpus, changes: dict[str, Any] | None = None,
         **options: Unpack[TrainerOptions],
     ) -> Trainer:  # fmt: skip
-        """changes: {name: value} of the settings in MAY_CHANGE."""
+        """The trainer that goes on from a Checkpoint; changes: {name: value} of the settings in MAY_CHANGE."""
         checkpoint.check({"data": corpus.sha256, "tokenizer": tokenizer_dict(corpus.tokenizer)})
         settings = checkpoint.settings_with(changes or {})
         folder = checkpoint.folder
@@ -288,24 +289,22 @@ class Trainer:
         return found[0] if found else "the loss"
 
     def evaluate(self, stop: StopRequest | None = None) -> float | None:
-        """Mean loss over every non-overlapping window of the validation ids; None when a signal came on the way."""
+        """Mean loss (nats per token) over every non-overlapping window of the validation ids; None when a signal came
+        on the way.
+        """
         found: list[tuple[float, int]] = []
         stopped = False
         share_of = {"rank": self.processes.rank, "size": self.processes.size}
         block_size = self.model.cfg.block_size
         sizes = (validation_batch_size(block_size), block_size)
-        self.model.eval()
-        try:
-            with no_grad():
-                for inputs, targets in validation_batches(self.corpus.validation, *sizes, **share_of):
-                    if stop is not None and stop.number is not None:
-                        stopped = True
-                        break
-                    _, loss = self.model(inputs, targets)
-                    counted = int(np.count_nonzero(targets != -1))
-                    found.append((loss.item() * counted, counted))
-        finally:
-            self.model.train()
+        with evaluating(self.model), no_grad():
+            for inputs, targets in validation_batches(self.corpus.validation, *sizes, **share_of):
+                if stop is not None and stop.number is not None:
+                    stopped = True
+                    break
+                _, loss = self.model(inputs, targets)
+                counted = int(np.count_nonzero(targets != -1))
+                found.append((loss.item() * counted, counted))
         gathered = self.processes.gather(None if stopped else found)
         shares = [part for part in gathered if part is not None]
         if len(shares) < len(gathered):
@@ -366,11 +365,8 @@ class Trainer:
             start = tokenizer.encode("\n\n")
         except ValueError:
             start = np.asarray(self.corpus.training[np.arange(1)]).tolist()
-        was_training = self.model.training
-        try:
-            ids = self.model.eval().generate([start], tokens, temperature=0.8, seed=self.settings.seed)[0]
-        finally:
-            self.model.train(was_training)
+        with evaluating(self.model):
+            ids = self.model.generate([start], tokens, temperature=0.8, seed=self.settings.seed)[0]
         known = [i for i in ids if i < tokenizer.vocab_size]  # a padded vocabulary has ids that no token has
         return tokenizer.decode(known).strip("\n")
 

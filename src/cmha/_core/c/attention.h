@@ -17,7 +17,6 @@ behind a mask stay there, and -0 stays -0.
 #include "attention_product.h"
 #include "philox.h"
 #include "vmath.h"
-#include <float.h>
 
 #define ATTENTION_BLOCK 128
 #define LANES (16 * PRODUCT_VECTORS)
@@ -59,14 +58,14 @@ INLINE unsigned strip_bits(const term_set *a, ptrdiff_t strip) {
 }
 /* One more than the highest member. */
 INLINE ptrdiff_t terms_end(term_set a) {
-    return a.word[1] ? 128 - __builtin_clzll(a.word[1]) : a.word[0] ? 64 - __builtin_clzll(a.word[0]) : 0;
+    return a.word[1] ? 65 + highest_bit(a.word[1]) : a.word[0] ? 1 + highest_bit(a.word[0]) : 0;
 }
 /* The lowest member >= i, or `end`. */
 INLINE ptrdiff_t next_member(term_set a, ptrdiff_t i, ptrdiff_t end) {
     for (; i < end; i = (i | 63) + 1) {
         uint64_t rest = a.word[i >> 6] >> (i & 63);
         if (rest) {
-            i += __builtin_ctzll(rest);
+            i += lowest_bit(rest);
             return i < end ? i : end;
         }
     }

@@ -41,19 +41,19 @@ INLINE void product_tile(const int r, const int v, const int how, const product 
     const ptrdiff_t out_row = w->out_row, a_step = w->a_step, b_row = w->b_row, end = w->end;
     const int by_rows = how == BY_ROWS || how == PICKED;
     const float *a = w->a + (by_rows ? row * a_step : row), *b = w->b + column;
-#pragma GCC unroll 8
+    UNROLL(8)
     for (int i = 0; i < r; i++)
-#pragma GCC unroll 4
+        UNROLL(4)
         for (int x = 0; x < v; x++) sum[i][x] = w->onto ? v_load(out + i * out_row + 16 * x) : v_zero();
-#pragma GCC unroll 4
+    UNROLL(4)
     for (ptrdiff_t p = w->begin; p < end; p++) {
         v16 term[4];
-#pragma GCC unroll 4
+        UNROLL(4)
         for (int x = 0; x < v; x++) term[x] = v_load(b + p * b_row + 16 * x);
-#pragma GCC unroll 8
+        UNROLL(8)
         for (int i = 0; i < r; i++) {
             const v16 number = v_set1(by_rows ? a[i * a_step + p] : a[p * a_step + i]);
-#pragma GCC unroll 4
+            UNROLL(4)
             for (int x = 0; x < v; x++) {
                 const v16 next = v_fma(number, term[x], sum[i][x]);
                 if (how == MASKED || how == PICKED) {
@@ -65,9 +65,9 @@ INLINE void product_tile(const int r, const int v, const int how, const product 
             }
         }
     }
-#pragma GCC unroll 8
+    UNROLL(8)
     for (int i = 0; i < r; i++)
-#pragma GCC unroll 4
+        UNROLL(4)
         for (int x = 0; x < v; x++) v_store(out + i * out_row + 16 * x, sum[i][x]);
 }
 
@@ -82,16 +82,16 @@ INLINE void product_across(const int r, const int how, const product *w, ptrdiff
 }
 
 #define HEIGHT(r) \
-    static __attribute__((noinline, unused)) void product_by_rows_##r(const product *w, ptrdiff_t row, ptrdiff_t vectors) { \
+    NOINLINE void product_by_rows_##r(const product *w, ptrdiff_t row, ptrdiff_t vectors) { \
         product_across(r, BY_ROWS, w, row, vectors); \
     } \
-    static __attribute__((noinline, unused)) void product_by_columns_##r(const product *w, ptrdiff_t row, ptrdiff_t vectors) { \
+    NOINLINE void product_by_columns_##r(const product *w, ptrdiff_t row, ptrdiff_t vectors) { \
         product_across(r, BY_COLUMNS, w, row, vectors); \
     } \
-    static __attribute__((noinline, unused)) void product_masked_##r(const product *w, ptrdiff_t row, ptrdiff_t vectors) { \
+    NOINLINE void product_masked_##r(const product *w, ptrdiff_t row, ptrdiff_t vectors) { \
         product_across(r, MASKED, w, row, vectors); \
     } \
-    static __attribute__((noinline, unused)) void product_picked_##r(const product *w, ptrdiff_t row, ptrdiff_t vectors) { \
+    NOINLINE void product_picked_##r(const product *w, ptrdiff_t row, ptrdiff_t vectors) { \
         product_across(r, PICKED, w, row, vectors); \
     }
 TILE_HEIGHTS(HEIGHT)

@@ -11,8 +11,8 @@ along another axis (a transpose), those two axes are walked in blocks that stay 
 #define COPY_BLOCK 16 /* 16 x 16 floats: 16 cache lines of each side */
 
 typedef uint8_t item1;
-typedef uint32_t __attribute__((may_alias)) item4; /* floats and ids are moved as bits */
-typedef uint64_t __attribute__((may_alias)) item8;
+typedef uint32_t MAY_ALIAS item4; /* floats and ids are moved as bits */
+typedef uint64_t MAY_ALIAS item8;
 
 static ptrdiff_t distance(ptrdiff_t step) { return step < 0 ? -step : step; }
 

@@ -19,7 +19,7 @@ static void dropout_few(float *y, const float *x, uint64_t seed, uint64_t stream
 /* All of a group; dropped elements by their bits, so that NaN becomes 0 too. */
 static void dropout_group(float *restrict y, const float *restrict x, const uint32_t *restrict draws, uint32_t lowest,
                           float scale) {
-    for (int i = 0; i < 4 * PHILOX_GROUP; i++) y[i] = f_from_bits(f_bits(x[i] * scale) & -(uint32_t)(draws[i] >= lowest));
+    for (int i = 0; i < 4 * PHILOX_GROUP; i++) y[i] = f_from_bits(f_bits(x[i] * scale) & (0u - (uint32_t)(draws[i] >= lowest)));
 }
 
 void KERNEL_NAME(dropout)(float *y, const float *x, ptrdiff_t n, float p, uint64_t seed, uint64_t stream,

@@ -91,27 +91,27 @@ INLINE void tile(const int r, const int v, const int by_column, const strip *s, 
     v16 sum[MR][NV];
     const float *a = s->a;
     const ptrdiff_t a_step = s->a_step, k = s->k;
-#pragma GCC unroll 8
+    UNROLL(8)
     for (int i = 0; i < r; i++)
-#pragma GCC unroll 4
+        UNROLL(4)
         for (int x = 0; x < v; x++) sum[i][x] = v_zero();
-#pragma GCC unroll 8
-    for (int i = 0; i < r; i++) __builtin_prefetch(s->c + i * s->c_row + j, 1);
-#pragma GCC unroll 4
+    UNROLL(8)
+    for (int i = 0; i < r; i++) PREFETCH(s->c + i * s->c_row + j);
+    UNROLL(4)
     for (ptrdiff_t p = 0; p < k; p++) {
         v16 row[NV];
-#pragma GCC unroll 4
+        UNROLL(4)
         for (int x = 0; x < v; x++) row[x] = v_load(b + p * b_row + 16 * x);
-#pragma GCC unroll 8
+        UNROLL(8)
         for (int i = 0; i < r; i++) {
             v16 number = v_set1(by_column ? a[p * a_step + i] : a[i * a_step + p]);
-#pragma GCC unroll 4
+            UNROLL(4)
             for (int x = 0; x < v; x++) sum[i][x] = v_fma(number, row[x], sum[i][x]);
         }
     }
-#pragma GCC unroll 8
+    UNROLL(8)
     for (int i = 0; i < r; i++)
-#pragma GCC unroll 4
+        UNROLL(4)
         for (int x = 0; x < v; x++) {
             float *c = s->c + i * s->c_row + j + 16 * x;
             const float *bias = s->bias ? s->bias + j + 16 * x : NULL;
@@ -141,8 +141,8 @@ INLINE void strip_tiles(const int r, const int by_column, const strip *s) {
 }
 
 #define STRIP(r) \
-    static __attribute__((noinline)) void strip_rows_##r(const strip *s) { strip_tiles(r, 0, s); } \
-    static __attribute__((noinline)) void strip_columns_##r(const strip *s) { strip_tiles(r, 1, s); }
+    NOINLINE void strip_rows_##r(const strip *s) { strip_tiles(r, 0, s); } \
+    NOINLINE void strip_columns_##r(const strip *s) { strip_tiles(r, 1, s); }
 TILE_HEIGHTS(STRIP)
 #undef STRIP
 

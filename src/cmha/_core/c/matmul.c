@@ -137,7 +137,7 @@ INLINE void far_blocks(const int count, float *sum, ptrdiff_t sum_row, const flo
         const float *row = b + p * b_row;
         for (int t = 0; t < count; t++) number[t] = v_set1(x[(p + t * KC) * x_step]);
         for (ptrdiff_t j = 0; j < whole; j += 16)
-#pragma GCC unroll 4
+            UNROLL(4)
             for (int t = 0; t < count; t++) {
                 float *s = sum + t * sum_row + j;
                 v_store(s, v_fma(number[t], v_load(row + t * KC * b_row + j), v_load(s)));
@@ -199,7 +199,7 @@ static void column_product(float *c, view a, view b, const cmha_epilogue *after,
             v16 sum = v_zero();
             for (; p + 16 <= end; p += 16) {
                 v_transpose(square, 16, columns + p, apart * b.col);
-#pragma GCC unroll 16
+                UNROLL(16)
                 for (int i = 0; i < 16; i++) sum = v_fma(v_set1(a.data[(p + i) * a.col]), v_load(square + 16 * i), sum);
             }
             for (; p < end; p++) {

@@ -12,21 +12,22 @@ v_sum adds lane i to lane i + 8, then 4, 2, 1; v_fma rounds once. Tails: v_load_
 #ifndef CMHA_SIMD_H
 #define CMHA_SIMD_H
 
+#include "compiler.h"
 #include <math.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <string.h>
-
-#ifdef CMHA_SANITIZE /* with the sanitizers' checks in every copy the compiler would take minutes over one file */
-#define INLINE static inline __attribute__((unused))
-#else
-#define INLINE static inline __attribute__((always_inline, unused))
+#ifdef CMHA_NEON
+#include <arm_neon.h>
 #endif
+
 
 /* a * b + c rounded once. Without an instruction: the product is exact in double, the sum is rounded to odd (so that the
    last bit remembers what was lost), and the cast to float is then the only rounding. Boldo & Melquiond 2008. */
 INLINE float f_fma(float a, float b, float c) {
-#if defined(__FMA__) || defined(__aarch64__)
+#if defined(_MSC_VER) && (defined(CMHA_AVX2) || defined(CMHA_AVX512))
+    return _mm_cvtss_f32(_mm_fmadd_ss(_mm_set_ss(a), _mm_set_ss(b), _mm_set_ss(c)));
+#elif defined(_MSC_VER) && defined(CMHA_NEON)
+    return vget_lane_f32(vfma_f32(vdup_n_f32(c), vdup_n_f32(a), vdup_n_f32(b)), 0);
+#elif defined(__FMA__) || defined(__aarch64__)
     return __builtin_fmaf(a, b, c);
 #else
     double p = (double)a * (double)b, x = (double)c, s = p + x;
@@ -157,7 +158,6 @@ INLINE __m256 v_copy_sign_half(__m256 a, __m256 sign) {
 INLINE v16 v_copy_sign(v16 a, v16 sign) { return V_BOTH(v_copy_sign_half, a, sign); }
 
 #elif defined(CMHA_NEON) /* --------------------------------------------------------------------------- NEON */
-#include <arm_neon.h>
 #define V_TILE_ROWS 6 /* 6 x 4 registers of accumulators, 4 of B, 1 broadcast: 29 of 32 */
 #define V_TILE_VECTORS 1
 typedef struct { float32x4_t r[4]; } v16;
@@ -264,13 +264,13 @@ INLINE void v_store_up_to(float *p, v16 a, ptrdiff_t n) {
 #if defined(__AVX2__)
 INLINE void v_transpose_8(float *to, ptrdiff_t to_row, const float *from, ptrdiff_t from_row) {
     __m256 a[8], b[8];
-#pragma GCC unroll 4
+    UNROLL(4)
     for (int i = 0; i < 4; i++) { /* rows i and i + 4 side by side, so that all else stays inside halves */
         const float *low = from + i * from_row, *high = from + (i + 4) * from_row; /* a load and an insert: no shuffle */
         a[i] = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(low)), _mm_loadu_ps(high), 1);
         a[i + 4] = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(low + 4)), _mm_loadu_ps(high + 4), 1);
     }
-#pragma GCC unroll 2
+    UNROLL(2)
     for (int i = 0; i < 8; i += 4) {
         b[i] = _mm256_unpacklo_ps(a[i], a[i + 1]);
         b[i + 1] = _mm256_unpackhi_ps(a[i], a[i + 1]);

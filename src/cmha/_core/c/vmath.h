@@ -9,6 +9,7 @@ and GELU over every 64th.
 #define CMHA_VMATH_H
 
 #include "simd.h"
+#include <float.h>
 
 #define LOG2_E 1.44269504088896341f
 #define LOG2_E_LOW 1.92596299112661747e-8f /* log2(e) - LOG2_E */
@@ -38,8 +39,9 @@ INLINE v16 v_scale(v16 p, v16 n) {
 /* The same for n <= 0, cheaper: with rounded = n + V_MAGIC + 192 the first factor is 2^(n + 65), the second a constant.
    (192 is even, so ties of the rounding fall as in v_round.) */
 #define V_MAGIC_DOWN (V_MAGIC + 192.0f)
+#define TWO_TO_MINUS_65 2.71050543e-20f /* exactly; not every compiler reads 0x1p-65f */
 INLINE v16 v_scale_down(v16 p, v16 rounded) {
-    return v_mul(v_mul(p, v_to_exponent(rounded)), v_set1(0x1p-65f));
+    return v_mul(v_mul(p, v_to_exponent(rounded)), v_set1(TWO_TO_MINUS_65));
 }
 
 /* 2^x: x = n + f with |f| <= 1/2; a polynomial for 2^f; times 2^n. Subnormal results are right, below
@@ -78,8 +80,8 @@ INLINE v16 v_exp_negative(v16 x) {
 /* ln x: x = m * 2^e with m in [sqrt 1/2, sqrt 2), f = m - 1, log(1 + f) = f - f^2/2 + f^3 P(f), plus e ln 2 in two
    floats. ln 0 = -inf, of a negative number NaN, of inf inf; subnormals are right. 0.81 ulp. */
 INLINE v16 v_log(v16 x) {
-    m16 tiny = v_lt(x, v_set1(0x1p-126f));
-    v16 scaled = v_select(tiny, v_mul(x, v_set1(0x1p24f)), x);
+    m16 tiny = v_lt(x, v_set1(FLT_MIN));
+    v16 scaled = v_select(tiny, v_mul(x, v_set1(16777216.0f)), x);
     v16 e = v_sub(v_exponent(v_abs(scaled)), v_select(tiny, v_set1(24.0f), v_zero()));
     v16 m = v_or_bits(v_and_bits(scaled, 0x007fffffu), 0x3f800000u); /* in [1, 2) */
     m16 upper = v_lt(v_set1(1.41421356f), m);
