@@ -26,10 +26,10 @@ cdef extern from "pool.h" nogil:
     void *pool_take(size_t bytes, size_t *size) noexcept
     void pool_give(void *data, size_t size) noexcept
 
-cdef extern from "compiler.h" nogil:
-    uint64_t word_read(const uint64_t *p) noexcept
-    void word_write(uint64_t *p, uint64_t value) noexcept
-    uint64_t word_count(uint64_t *p) noexcept
+cdef extern from "words.h" nogil:
+    Py_ssize_t word_read(const Py_ssize_t *p) noexcept
+    void word_write(Py_ssize_t *p, Py_ssize_t value) noexcept
+    Py_ssize_t word_count(Py_ssize_t *p) noexcept
 
 cdef extern from "dispatch.h" nogil:
     const char *cmha_dispatch(const char *name) noexcept

@@ -20,7 +20,7 @@ cdef class Storage:
     cdef size_t nbytes
     cdef Py_buffer foreign
     cdef bint shared
-    cdef uint64_t version               # the value of `changes` when the memory was last written in place
+    cdef Py_ssize_t version             # the value of `changes` when the memory was last written in place
     cdef int loans                      # how often it is lent to who may write it (lending.pxi)
     cdef uint64_t seal                  # checksum of the memory while it is lent
 
@@ -31,7 +31,7 @@ cdef class Storage:
             pool_give(self.data, self.nbytes)
 
 
-cdef uint64_t changes = 0               # in-place writes so far; backward compares it with Storage.version
+cdef Py_ssize_t changes = 0             # in-place writes so far; backward compares it with Storage.version
 
 
 cdef inline void mark_changed(Storage storage) noexcept:

@@ -2,7 +2,7 @@
 # other side can write, and some write although it is flagged as read-only: such memory is lent, and watched. While it is
 # lent, who keeps values for later copies them (Array.shared); what was kept before is still there if its checksum is.
 
-cdef uint64_t last_lent = 0             # the value of `changes` when memory was last lent
+cdef Py_ssize_t last_lent = 0           # the value of `changes` when memory was last lent
 
 
 cdef uint64_t checksum(const char *data, size_t nbytes) noexcept nogil:

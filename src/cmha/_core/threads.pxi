@@ -8,7 +8,7 @@ cdef extern from "parallel.h" nogil:
 cdef extern from *:
     int CYTHON_HEX_VERSION
 
-cdef uint64_t thread_limit = 1
+cdef Py_ssize_t thread_limit = 1
 cdef object limit_lock = object()       # two threads that set the limit take turns, where there is no GIL
 cdef const char *variant_name = ""
 

@@ -35,12 +35,6 @@ The only file that knows which compiler this is: what C11 has no word for, said 
 /* *p += 1, and what it was before. */
 INLINE ptrdiff_t atomic_take(ptrdiff_t *p) { return (ptrdiff_t)_InterlockedExchangeAdd64((volatile __int64 *)p, 1); }
 
-/* Words that threads share: each is read, written and counted whole, two of them in no order. */
-INLINE uint64_t word_read(const uint64_t *p) { return *(const volatile uint64_t *)p; }
-INLINE void word_write(uint64_t *p, uint64_t value) { *(volatile uint64_t *)p = value; }
-/* *p += 1, and what it is then. */
-INLINE uint64_t word_count(uint64_t *p) { return (uint64_t)_InterlockedIncrement64((volatile __int64 *)p); }
-
 /* The highest and the lowest bit of a number that is not 0. */
 INLINE int highest_bit(uint64_t x) { unsigned long i; _BitScanReverse64(&i, x); return (int)i; }
 INLINE int lowest_bit(uint64_t x) { unsigned long i; _BitScanForward64(&i, x); return (int)i; }
@@ -81,9 +75,6 @@ INLINE uint64_t cpu_saved_registers(void) { return _xgetbv(0); }
 #endif
 
 INLINE ptrdiff_t atomic_take(ptrdiff_t *p) { return __atomic_fetch_add(p, 1, __ATOMIC_RELAXED); }
-INLINE uint64_t word_read(const uint64_t *p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
-INLINE void word_write(uint64_t *p, uint64_t value) { __atomic_store_n(p, value, __ATOMIC_RELAXED); }
-INLINE uint64_t word_count(uint64_t *p) { return __atomic_add_fetch(p, 1, __ATOMIC_RELAXED); }
 INLINE int highest_bit(uint64_t x) { return 63 - __builtin_clzll(x); }
 INLINE int lowest_bit(uint64_t x) { return __builtin_ctzll(x); }
 
