@@ -26,7 +26,8 @@ HEADERS = sorted(str(p) for p in (CORE / "c").glob("*.h"))
 DEBUG, SANITIZE = bool(os.environ.get("CMHA_DEBUG")), bool(os.environ.get("CMHA_SANITIZE"))
 
 # What the compiler builds for, asked of the compiler: another machine's Python may run it (cross-building).
-X86, ARM = "defined(__x86_64__) || defined(_M_X64)", "defined(__aarch64__) || defined(_M_ARM64)"
+X86 = "defined(__x86_64__) || defined(_M_X64)"
+ARM = "defined(__aarch64__) || defined(_M_ARM64)"
 AVX2 = ["-mavx2", "-mfma"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
 VARIANTS = {  # name -> (the target it is for, flags of gcc and clang, flags of MSVC)
@@ -88,17 +89,18 @@ class BuildVariants(build_ext):
         openmp = [] if os.environ.get("CMHA_NO_OPENMP") else self.openmp_flags()
         if not openmp:
             print("cmha: no OpenMP asked for, or none that is known with this compiler: building for one thread")
-        common += openmp
+        else:
+            ext.define_macros.append(("CMHA_OPENMP", None))  # for all; the flag for kernels, as Cython's C wants omp.h
         objects, tasks = [], []
         for name, (target, flags, msvc_flags) in VARIANTS.items():
-            flags = [*common, *(msvc_flags if self.msvc else flags)]
+            flags = [*common, *openmp, *(msvc_flags if self.msvc else flags)]
             if not self.holds(target):
                 continue
             if not self.holds("1", flags):
                 print(f"cmha: this compiler does not take {' '.join(flags)}: building without {name}")
                 continue
             ext.define_macros.append((f"CMHA_HAVE_{name.upper()}", " ".join(flags)))
-            all_flags = [*flags, f"-DCMHA_VARIANT={name}", f"-DCMHA_{name.upper()}"]
+            all_flags = [*flags, *(["-DCMHA_OPENMP"] if openmp else []), f"-DCMHA_VARIANT={name}", f"-DCMHA_{name.upper()}"]
             tasks += [(source, os.path.join(self.build_temp, name), all_flags) for source in KERNELS]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             for built in pool.map(lambda task: self.compile_kernel(*task), tasks):

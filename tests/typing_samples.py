@@ -131,3 +131,18 @@ def training() -> None:
     assert_type(optimizer.state_dict()["m"], list[NDArray[np.float32]])
     assert_type(AdamW(model.parameters(), 1e-3).lr, float)
     assert_type(AdamW(parameter_groups(model, 0.1), 1e-3).params, list[Tensor])
+
+
+def seeing() -> None:
+    gpt, ids = GPT(GPTConfig(11, 8, 2, 2, 12)), [[1, 2, 3, 4]]
+    with cmha.trace(gpt) as t, cmha.replace(gpt, {"blocks.1.attn.scores": lambda scores: scores * 0.0}):
+        gpt(ids)
+    assert_type(t["blocks.0.attn.scores"].numpy(), NDArray[Any])
+    assert_type(t["blocks.0.attn.scores"].shape, tuple[int, ...])
+    assert_type(list(t), list[str])
+    assert_type(t.table("blocks.1.attn"), str)
+    with cmha.heads_off(gpt, {0: [1]}), cmha.heads_off(gpt.h[1].attn, range(2)):
+        gpt(ids)
+    assert_type(cmha.head_importance(gpt, ids, batch_size=2), NDArray[np.float64])
+    assert_type(cmha.attention_weights(gpt, ids, layers=[0], heads=np.array([1])), dict[int, NDArray[np.float32]])
+    assert_type(cmha.see.eight_steps(gpt.h[0].attn, cmha.randn(1, 3, 12)), list[dict[str, Any]])

@@ -57,19 +57,29 @@ def installed_version(package: str) -> str:
 
 
 def show_config() -> dict[str, str | list[str]]:
-    """What this installation runs on, for a bug report: versions, instruction sets, threads; a dict of strings and
-    lists.
+    """What this installation is and runs on, for a bug report: a dict of strings and lists of strings.
+
+    `simd` is the variant of the kernels that is used, `simd_available` those that this processor runs, `simd_built` those
+    that are there, best first, with the compiler's flags for each, in the same order, in `flags`. `cpu_features` are
+    those of the processor that a variant asks for. `threads` is how many a large operation uses, `threads_kind` what
+    runs them: "own team (OpenMP pragma)", "OpenMP (vcomp)" or "none".
     """
     import platform
 
-    variants = [name for name in ("base", "avx2", "avx512", "neon") if _core.has_variant(name)]
+    build = _core.build_info()
     return {
         "cmha": installed_version("cmha"),
         "python": platform.python_version(),
         "numpy": installed_version("numpy"),
+        "platform": platform.platform(),
         "machine": platform.machine(),
+        "cpu_features": build["cpu_features"],
         "simd": _core.get_variant(),
-        "simd_available": variants,
-        "openmp": "yes" if _core.has_openmp() else "no",
+        "simd_available": [name for name in build["variants"] if _core.has_variant(name)],
+        "simd_built": build["variants"],
         "threads": str(_core.get_num_threads()),
+        "threads_kind": build["threads_kind"],
+        "compiler": build["compiler"],
+        "flags": build["flags"],
+        "cython": build["cython"],
     }

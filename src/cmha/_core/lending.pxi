@@ -1,6 +1,6 @@
 # Memory that leaves. The buffer protocol gives read-only views, which are obeyed. Through DLPack goes memory that the
-# other side can write, and some write although it is flagged as read-only: such memory is lent, and watched. While it is
-# lent, who keeps values for later copies them (Array.shared); what was kept before is still there if its checksum is.
+# other side can write, and some write although it is flagged as read-only: such memory is lent, and watched. While it
+# is lent, who keeps values for later copies them (Array.shared); what was kept before is there if its checksum is.
 
 cdef Py_ssize_t last_lent = 0           # the value of `changes` when memory was last lent
 

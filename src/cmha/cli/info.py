@@ -22,4 +22,6 @@ def run(args: Namespace) -> None:
     values = cmha.show_config()
     width = max(map(len, values))
     for name, value in values.items():
-        print(f"{name:<{width}}  {', '.join(map(str, value)) if isinstance(value, (list, tuple)) else value}")
+        if isinstance(value, list):  # flags, which have spaces, one below the other
+            value = (f"\n{'':<{width}}  " if any(" " in item for item in value) else ", ").join(value)
+        print(f"{name:<{width}}  {value}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
-from cmha.errors import check_flag, check_integer, message
+from cmha.errors import check_flag, check_integer, message, quote
 from cmha.generate.beam import beam_search, check_beams
 from cmha.generate.rows import Rows, check_prompts
 from cmha.generate.sampling import check_sampling, log_softmax, next_token
@@ -81,7 +81,6 @@ def generate(
       new id under the model itself, without penalty, temperature and filters; 0 where a row had ended.
     - cache: a gpt.new_cache(1) for one prompt. What it holds of the prompt's beginning is not computed again, and it
       holds the whole text but its last id afterwards (as far as its capacity and the context go).
-
     - progress: a function that is called with 1 for each new id of a row, of beam search for each step of a row: what
       moves a bar of B * max_new_tokens.
 
@@ -91,7 +90,9 @@ def generate(
     options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     options |= {"repetition_penalty": repetition_penalty, "seed": seed}
     num_beams, length_penalty = check_beams(num_beams, length_penalty, options)
-    told = progress or (lambda count: None)
+    told = _ignored if progress is None else progress
+    if not callable(told):
+        raise TypeError(message("generate", "progress must be a function of a number", quote(progress)))
     run = _Run(model, ids, max_new_tokens, options, (stop, stop_strings, tokenizer), return_logprobs, cache)
     new: list[list[int]] = [[] for _ in run.prompts]
     logprobs: list[list[float]] = [[] for _ in run.prompts]
@@ -106,6 +107,10 @@ def generate(
             logprobs[row].append(logprob)
             told(1)
     return _result(run, new, logprobs)
+
+
+def _ignored(count: int) -> None:
+    """Where nobody asks for progress."""
 
 
 def _result(

@@ -5,14 +5,23 @@
     draw_file     .png or .svg
 """
 
+from __future__ import annotations
+
 import json
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
 
 from cmha.errors import CheckpointError, message, quote_path
 from cmha.files import read_text
 from cmha.see.picture import picture
+
+if TYPE_CHECKING:
+    from _typeshed import StrPath
+
+    Points: TypeAlias = list[tuple[int, float]]  # (step, loss)
 
 MARKS = "*o+x#@%&"
 LEAST_COLUMNS, ROWS = 20, 16  # of the plane
@@ -24,15 +33,16 @@ class Curves:
     """Of one run: name, and the points (step, loss) of training and validation, in order of steps."""
 
     name: str
-    training: list
-    validation: list
+    training: Points
+    validation: Points
 
 
-def read_curves(folder):
+def read_curves(folder: StrPath) -> Curves:
     """The Curves of a run. A line that a killed process left half written, at the end, is no error; others are."""
     path = os.path.join(folder, "log.jsonl")
     lines = read_text(path).split("\n")
-    training, validation = {}, {}
+    training: dict[int, float] = {}
+    validation: dict[int, float] = {}
     for number, line in enumerate(lines[:-1], 1):  # what stands behind the last line break is not whole
         try:
             row = json.loads(line)
@@ -50,7 +60,7 @@ def read_curves(folder):
     return Curves(os.path.normpath(folder), sorted(training.items()), sorted(validation.items()))
 
 
-def chosen_lines(runs):
+def chosen_lines(runs: Sequence[Curves]) -> list[tuple[str, Points]]:
     """[(label, points)]: both curves of a single run; of several the validation, where there is one, to compare."""
     if len(runs) == 1:
         lines = [("training", runs[0].training), ("validation", runs[0].validation)]
@@ -58,7 +68,7 @@ def chosen_lines(runs):
     return [(run.name, run.validation) if run.validation else (f"{run.name} (training)", run.training) for run in runs]
 
 
-def draw_text(runs, columns):
+def draw_text(runs: Sequence[Curves], columns: int) -> str:
     """The curves as lines of at most `columns` characters (but no plane is narrower than 20), then a legend."""
     lines = chosen_lines(runs)
     steps = [step for _, points in lines for step, _ in points]
@@ -91,7 +101,7 @@ def draw_text(runs, columns):
     return "\n".join(out)
 
 
-def _value(points, at):
+def _value(points: Points, at: float) -> float:
     """The loss at this step, on a straight line between the two points around it."""
     for (a, low), (b, high) in zip(points, points[1:], strict=False):
         if a <= at <= b:
@@ -99,22 +109,22 @@ def _value(points, at):
     return points[0][1]  # there is only one
 
 
-def _between(a, b, share):
+def _between(a: float, b: float, share: float) -> float:
     """From a (share 0) to b (share 1), where b - a may be more than a float can hold."""
     return a * (1 - share) + b * share
 
 
-def _share(a, b, x):
+def _share(a: float, b: float, x: float) -> float:
     """The share of which _between(a, b, share) is x, from 0 to 1; 0 where a is b. Halves cannot overflow."""
     return min(max((a / 2 - x / 2) / ((a / 2 - b / 2) or 1.0), 0.0), 1.0)
 
 
-def _short(loss, digits=3):
+def _short(loss: float, digits: int = 3) -> str:
     """A loss with so many decimals; one beyond every sensible loss by its power of ten."""
     return f"{loss:.{digits}f}" if abs(loss) < 1e6 else f"{loss:.0e}"
 
 
-def draw_file(runs, path):
+def draw_file(runs: Sequence[Curves], path: StrPath) -> None:
     """Writes the curves as a picture; the name's ending says which kind."""
     with picture("plot", path, figsize=(8, 5)) as figure:
         kind_of_loss = "loss" if len(runs) == 1 else "validation loss"

@@ -4,18 +4,33 @@ All maps are painted into one image, dot for dot, under one pair of axes for wha
 not 144 plots.
 """
 
+from __future__ import annotations
+
 import textwrap
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cmha.see.picture import DOTS, picture
+
+if TYPE_CHECKING:
+    from _typeshed import StrPath
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from numpy.typing import NDArray
+
+    from cmha.see.maps import Maps
+    from cmha.types import FloatArray
+
+    Colours = NDArray[np.uint8]  # (rows, columns, 4): red, green, blue, alpha
 
 STOPS = ["#ffffff", "#6ca6cd", "#08306b"]  # of 0, 1/4 and 1, as on the page: levels go by the square root of a weight
 LONGEST = 12  # characters of a label
 _GAP, _ABOVE, _EDGE = 0.12, 0.24, 0.12  # inches between maps, for the name above a map, around all
 
 
-def save_figure(maps, path):
+def save_figure(maps: Maps, path: StrPath) -> None:
     """A grid of maps, one row per layer and one column per head, to path (.png or .svg)."""
     layers, heads, tokens = len(maps.weights), max(map(len, maps.weights.values())), len(maps.labels)
     side = _side(tokens, layers, heads)
@@ -56,11 +71,11 @@ def save_figure(maps, path):
         _draw(axes, lines)
 
 
-def _on_dots(inches):
+def _on_dots(inches: float) -> float:
     return round(inches * DOTS) / DOTS
 
 
-def _paint(paper, x, y, colours, side):
+def _paint(paper: Colours, x: float, y: float, colours: Colours, side: float) -> None:
     """Cells of whole dots, from the inch (x, y) on."""
     dots = round(side * DOTS) // len(colours)
     cells = colours.repeat(dots, axis=0).repeat(dots, axis=1)
@@ -68,19 +83,19 @@ def _paint(paper, x, y, colours, side):
     paper[top : top + len(cells), left : left + len(cells)] = cells
 
 
-def _side(tokens, layers, heads):
+def _side(tokens: int, layers: int, heads: int) -> float:
     """Inches of one map; every cell has the same whole number of dots."""
     wanted = max(1.3, min(0.14 * tokens, 4.0, 16 / heads, 30 / layers))
     return max(1, round(wanted * DOTS / tokens)) * tokens / DOTS
 
 
-def _head(maps, width):
+def _head(maps: Maps, width: float) -> list[str]:
     """The lines over the picture: what it shows, what was cut."""
     lines = [line for text in (maps.title, maps.note) if text for line in textwrap.wrap(text, int(width * 11))]
     return [_drawable(line) for line in lines]
 
 
-def _scale(figure, width, height, y):
+def _scale(figure: Figure, width: float, height: float, y: float) -> Callable[[FloatArray], Colours]:
     """Draws the scale of colours and says what rows and columns are; returns weights -> colours."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import LinearSegmentedColormap, PowerNorm
@@ -96,17 +111,17 @@ def _scale(figure, width, height, y):
     return lambda weights: colours.to_rgba(weights, bytes=True)
 
 
-def _draw(axes, lines):
+def _draw(axes: Axes, lines: list[list[tuple[float, float]]]) -> None:
     from matplotlib.collections import LineCollection
 
     axes.add_collection(LineCollection(lines, linewidths=0.5, colors="#63676d"), autolim=False)
 
 
-def _shortened(label):
+def _shortened(label: str) -> str:
     return label if len(label) <= LONGEST else label[: LONGEST - 1] + "\u2026"
 
 
-def _drawable(label):
+def _drawable(label: str) -> str:
     """What the font lacks is spelled out."""
     from matplotlib.font_manager import findfont, get_font
 

@@ -4,9 +4,13 @@ Two sources: `autograd.watch` sees every op with its arrays and time; hooks arou
 of every attention, say which array has which name (see/names.py).
 """
 
-from contextlib import contextmanager
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
 
 import numpy as np
 
@@ -20,8 +24,15 @@ from cmha.see.memory import owners_text
 from cmha.see.table import table
 from cmha.tensor import to_tensor
 
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+
+    from cmha.nn import Module, MultiHeadAttention
+    from cmha.tensor import Tensor
+    from cmha.types import ArrayLike, Event, NumPyArray, Shape
+
 # (step, op) -> what is done, and the tensor if it is not the one of the step
-_WHAT = {
+_WHAT: dict[tuple[int, str], tuple[str | None, str | None]] = {
     (4, "permute"): ("transpose k", "k"),
     (4, "matmul"): ("q @ k^T", None),
     (4, "multiply"): ("divide by sqrt(hd)", None),
@@ -44,30 +55,38 @@ class Intermediate:
     storage: str
     array: Array
     seconds: float
-    names: list = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
 
-    shape = property(lambda self: self.array.shape)
-    strides = property(lambda self: self.array.strides)
-    bytes = property(lambda self: self.array.nbytes)
+    @property
+    def shape(self) -> Shape:
+        return self.array.shape
 
-    def numpy(self):
+    @property
+    def strides(self) -> Shape:
+        return self.array.strides
+
+    @property
+    def bytes(self) -> int:
+        return self.array.nbytes
+
+    def numpy(self) -> NumPyArray:
         """A read-only view of the numbers."""
         return np.asarray(self.array)
 
-    def __array__(self, dtype=None, copy=None):
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NumPyArray:
         return np.array(self.numpy(), dtype=dtype)
 
-    def __reduce_ex__(self, protocol):
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         rule = "an Intermediate is the memory of a pass and can be neither copied nor pickled"
         raise TypeError(message("trace", rule, hint="np.array(intermediate) is a copy of its numbers"))
 
-    def as_dict(self):
+    def as_dict(self) -> dict[str, Any]:
         return {"step": self.step, "name": self.what, "tensor": self.tensor, "shape": list(self.shape),
                 "strides": list(self.strides), "storage": self.storage, "bytes": self.bytes,
                 "seconds": self.seconds}  # fmt: skip
 
 
-def trace(model):
+def trace(model: Module) -> Trace:
     """`with cmha.trace(model) as t: model(x)`, for a MultiHeadAttention, a GPT or what holds them, with and without a
     cache: then t["blocks.0.attn.scores"] is an Intermediate, `list(t)` are the names, t.rows all arrays in their order,
     and print(t) the table of the eight steps. Of several passes of the model inside, t holds the last that came to its
@@ -85,14 +104,17 @@ class Trace(Inside):
 
     op = "trace"
 
-    def __init__(self, model):
+    def __init__(self, model: Module) -> None:
         self._attentions = names.attentions("trace", model)
         self._model, self._modules = model, names.modules("trace", model)
-        self.rows, self._named = [], {}
-        self._events, self._marks = [], []  # of the pass that runs: what ops did, and which array has which name
-        self._called, self._depth, self._whole = set(), 0, False
+        self.rows: list[Intermediate] = []
+        self._named: dict[str, Intermediate] = {}
+        self._events: list[Event] = []  # of the pass that runs: what ops did
+        self._marks: list[tuple[int, str, str, Array]] = []  # after so many events: the array of a path and a word
+        self._called: set[str] = set()
+        self._depth, self._whole = 0, False
 
-    def _set_up(self, stack):
+    def _set_up(self, stack: ExitStack) -> None:
         self.rows, self._named, self._marks, self._whole = [], {}, [], False
         self._events = stack.enter_context(watch())
         root = names.output_name(self._model)
@@ -101,18 +123,18 @@ class Trace(Inside):
         for path, mha in self._attentions.items():
             stack.callback(mha._register("seeing", partial(self._mark, path)).remove)
 
-    def _end(self, failed):
+    def _end(self, failed: bool) -> None:
         if self._marks and not self._whole:  # parts were called, not the model
             self._finish()
         self._begin()
 
-    def _begin(self):
+    def _begin(self) -> None:
         self._events.clear()
         self._marks.clear()
         self._called.clear()
 
     @contextmanager
-    def _around(self, name, module):
+    def _around(self, name: str, module: Module) -> Iterator[Callable[[Any], object]]:
         """One call of a module. One that fails leaves nothing of what it did."""
         if not is_recorded(self._events):  # another thread, or a backward pass that runs a block again
             yield lambda out: None
@@ -136,15 +158,16 @@ class Trace(Inside):
             self._begin()
             self._whole = True
 
-    def _mark(self, path, word, x):
+    def _mark(self, path: str, word: str, x: Tensor) -> Tensor:
         """Here stands the tensor of this name, after everything that changes it."""
         if is_recorded(self._events):
             self._marks.append((len(self._events), path, word, x.data))
         return x
 
-    def _finish(self):
+    def _finish(self) -> None:
         """Turns what was seen of a pass into rows."""
-        self.rows, self._named, made, done = [], {}, {}, 0
+        self.rows, self._named, done = [], {}, 0
+        made: dict[int, Intermediate] = {}
         for position, path, word, array in self._marks:
             step, tensor = names.STEPS.get(word, (None, "")) if path in self._attentions else (None, "")
             events = [event for event in self._events[done:position] if event[0] != "checkpoint"]  # its block's ops are
@@ -156,34 +179,34 @@ class Trace(Inside):
                 made[id(event[2])] = row
                 self.rows.append(row)
             done = position
-            row = made.get(id(array))
-            if row is None or (step == 2 and word != "q"):
-                row = self._row_without_op(path, step, tensor, array)
-            row.names.append(names.join(path, word))
-            self._named[row.names[-1]] = row
+            found = made.get(id(array))
+            if found is None or (step == 2 and word != "q"):
+                found = self._row_without_op(path, step, tensor, array)
+            found.names.append(names.join(path, word))
+            self._named[found.names[-1]] = found
 
-    def _row_without_op(self, path, step, tensor, array):
+    def _row_without_op(self, path: str, step: int | None, tensor: str, array: Array) -> Intermediate:
         """What no op made: keys and values that pass through or come from the cache, or what `replace` put there."""
         what = "replaced" if step != 2 else f"remember: {'no' if len(array.shape) == 3 else 'all of the'} cache"
         row = Intermediate(path, step, what, tensor, "view" if step == 2 else "new", array, 0.0)
         self.rows.append(row)
         return row
 
-    def __getitem__(self, name):
+    def __getitem__(self, name: str) -> Intermediate:
         if name not in self:
             raise names.unknown("trace", name, self._named)
         return self._named[names.public(name)]
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[str]:
         return iter(self._named)
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self._named)
 
-    def __contains__(self, name):
+    def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and names.public(name) in self._named
 
-    def steps(self, attention=None):
+    def steps(self, attention: str | None = None) -> list[Intermediate]:
         """The rows of the eight steps, of the attention with this name (the first by default)."""
         path = next(iter(self._attentions)) if attention is None else attention
         if not isinstance(path, str) or names.public(path) not in self._attentions:
@@ -191,7 +214,7 @@ class Trace(Inside):
         path = names.public(path)
         return [row for row in self.rows if row.where == path and row.step]
 
-    def __str__(self):
+    def __str__(self) -> str:
         if not self.rows:
             return "nothing traced: call the model inside `with cmha.trace(model) as t:`"
         first, *others = self._attentions
@@ -199,7 +222,7 @@ class Trace(Inside):
         lines = [f"{first or type(self._model).__name__}, {NOTE}", "", table(steps)]
         q = self._named.get(names.join(first, "q"))
         if q is not None:
-            lines += owners_text(*q.shape[:2], self._attentions[first].n_head, q.shape[2])
+            lines += owners_text(q.shape[0], q.shape[1], self._attentions[first].n_head, q.shape[2])
         if others:
             lines += ["", f"print(t.table(name)) shows the others: {', '.join(others)}"]
         if first:
@@ -207,22 +230,22 @@ class Trace(Inside):
             lines += ["", f"{len(self._named)} names, {len(self.rows)} arrays, {seconds * 1e3:.1f} ms in ops: list(t)"]
         return "\n".join(lines)
 
-    def table(self, attention=None):
+    def table(self, attention: str | None = None) -> str:
         """The eight steps of one attention as text."""
         return table([row.as_dict() for row in self.steps(attention)])
 
 
-def _row(path, step, tensor, event):
+def _row(path: str, step: int | None, tensor: str, event: Event) -> Intermediate:
     op, inputs, out, seconds = event
     storage = "view" if out.same_storage(inputs[0]) else "copy" if op in ("reshape", "contiguous") else "new"
-    what, other = _WHAT.get((step, op), (None, None))
+    what, other = _WHAT.get((step or 0, op), (None, None))
     if what is None:
-        prefix = _PREFIX.get(step, "")
+        prefix = _PREFIX.get(step or 0, "")
         what = prefix + op if prefix.endswith(" ") else prefix or op
     return Intermediate(path, step, what, other or tensor, storage, out, seconds)
 
 
-def eight_steps(mha, x):
+def eight_steps(mha: MultiHeadAttention, x: ArrayLike) -> list[dict[str, Any]]:
     """Run `mha` step by step and causally on x (B, T, D), without a cache; one dict per array it made, steps 1 to 8.
 
     Keys: step, name, tensor, shape, strides (in elements), storage, bytes, seconds, as of an Intermediate.

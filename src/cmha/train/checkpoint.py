@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 FORMAT = "cmha-checkpoint-2"
 KEEP = 2
 _NAME = re.compile(r"step-(\d+)\.safetensors")
-_SAYS_NOTHING = ("threads",)  # of show_config: may differ from day to day on one machine, without a bit changing
+_SAYS_NOTHING = ("threads", "platform", "cpu_features")  # of show_config: the machine's, not the build's; no bit changes
 
 
 @dataclass

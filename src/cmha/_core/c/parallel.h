@@ -11,7 +11,7 @@ Who runs the block, and how often (threads_kind):
 
     gcc, clang         the team of team.c, once for each of `parts`, of which there may be more than threads
     MSVC               OpenMP's own (vcomp), once in every thread that came, at most `parts` and perhaps fewer
-    without OpenMP     the caller, once
+    neither            the caller, once: setup.py defines CMHA_OPENMP where the compiler knows the pragma
 
 One part runs the same block without a region. Parts are whole outputs, or whole blocks of a sum (design: threads never
 split the inside of a sum), so the number of parts changes no bit, nor does who runs one: thread_number() and
@@ -24,7 +24,7 @@ parts, is the thread's own.
 
 #include "compiler.h"
 
-#ifdef _OPENMP
+#ifdef CMHA_OPENMP
 #define CMHA_PARALLEL(parts, ...)                                            \
     if ((parts) > 1) {                                                       \
         CMHA_PRAGMA(omp parallel num_threads(parts)) __VA_ARGS__             \
@@ -33,7 +33,7 @@ parts, is the thread's own.
 #define CMHA_PARALLEL(parts, ...) __VA_ARGS__
 #endif
 
-#if defined(_OPENMP) && !defined(_WIN32)
+#if defined(CMHA_OPENMP) && !defined(_WIN32)
 #define CMHA_OWN_TEAM
 typedef struct { int number, count, member; } cmha_part_of;
 extern _Thread_local cmha_part_of cmha_part HIDDEN; /* {0, 1, 0} outside */
@@ -43,7 +43,7 @@ INLINE int thread_count(void) { return cmha_part.count; }
 INLINE int scratch_number(void) { return cmha_part.member; }
 INLINE int parts_per_thread(void) { return 4; }
 INLINE const char *threads_kind(void) { return "own team (OpenMP pragma)"; }
-#elif defined(_OPENMP)
+#elif defined(CMHA_OPENMP)
 #include <omp.h>
 INLINE void cmha_team_limit(int threads) { (void)threads; } /* the number of parts is the limit */
 INLINE int thread_number(void) { return omp_get_thread_num(); }

@@ -9,7 +9,9 @@ on a Python without one, take turns at a lock, which is never held while the sys
 
 #include <stdint.h>
 #include <stdlib.h>
-#ifdef __linux__
+#if defined(_WIN32)
+#include <malloc.h>
+#elif defined(__linux__)
 #include <sys/mman.h>
 #endif
 
@@ -41,20 +43,26 @@ static inline int pool_class(size_t bytes, size_t *size) {
     return 4 * (octave + 1) + (int)over - 1;
 }
 
+#ifdef _WIN32
+static inline void *pool_system(size_t size) { return _aligned_malloc(size, 64); }
+static inline void pool_system_free(void *block) { _aligned_free(block); } /* free() may not have it */
+#else
 static inline void *pool_system(size_t size) {
     void *block = NULL;
     if (posix_memalign(&block, size >= POOL_HUGE ? POOL_HUGE : 64, size)) return NULL;
-#if defined(__linux__) && defined(MADV_HUGEPAGE)
+#ifdef MADV_HUGEPAGE
     if (size >= POOL_HUGE) madvise(block, size, MADV_HUGEPAGE);
 #endif
     return block;
 }
+static inline void pool_system_free(void *block) { free(block); }
+#endif
 
 /* Gives every free block back to the system. */
 static inline void pool_trim(void) {
     POOL_LOCK();
     for (int i = 0; i < 4 * 64; i++)
-        while (pool_lists[i]) { pool_block *block = pool_lists[i]; pool_lists[i] = block->next; free(block); }
+        while (pool_lists[i]) { pool_block *block = pool_lists[i]; pool_lists[i] = block->next; pool_system_free(block); }
     pool_stats.reserved = pool_stats.in_use;
     POOL_UNLOCK();
 }
