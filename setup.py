@@ -166,13 +166,15 @@ core = Extension(
     include_dirs=[str(CORE / "c")],
     depends=[*KERNELS, *HEADERS, *(str(p) for p in CORE.glob("*.pxi"))],
 )
+# Proven by tests/test_free_threads.py on a Python without a GIL: importing this module leaves it off.
+directives = {"language_level": "3", "embedsignature": True, "freethreading_compatible": True}
 checked = {"boundscheck": True, "wraparound": False, "initializedcheck": True, "cdivision": False}
 fast = {"boundscheck": False, "wraparound": False, "initializedcheck": False, "cdivision": True}
 setup(
     ext_modules=cythonize(
         [core],
         build_dir="build/cython",
-        compiler_directives={"language_level": "3", "embedsignature": True, **(checked if DEBUG else fast)},
+        compiler_directives=directives | (checked if DEBUG else fast),
     ),
     cmdclass={"build_ext": BuildVariants},
 )

@@ -6,6 +6,7 @@ Tensor itself, or nowhere (None). Gradients of broadcast arguments are summed he
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -28,6 +29,9 @@ class _PerThread(threading.local):
 
 
 _state = _PerThread()
+_taking = threading.Lock()
+if hasattr(os, "register_at_fork"):  # a child must not inherit it taken by a thread that it does not have
+    os.register_at_fork(before=_taking.acquire, after_in_parent=_taking.release, after_in_child=_taking.release)
 
 
 class no_grad(ContextDecorator):
@@ -68,11 +72,12 @@ class Node:
         self, name: str, vjp: Vjp, parents: Sequence[Node | Tensor | None], shape: Shape, saved: Sequence[Array]
     ) -> None:
         self.name, self.vjp, self.parents, self.shape = name, vjp, parents, shape
-        self.saved, self.born = saved, _core.change_count()
+        self.saved: Sequence[Array] | None = saved  # None from the moment that a backward has taken the node
+        self.born = _core.change_count()
 
     def check_unchanged(self) -> None:
         """What stood in memory at forward must still stand there: optimisers and loading write in place."""
-        if self.vjp is _freed:
+        if self.saved is None:
             _freed()
         saved = self.saved if _core.last_loan() < self.born else [*self.saved, *_arrays_in(self.vjp)]
         for array in saved:
@@ -189,13 +194,17 @@ def _order(root: Node) -> list[Node]:
 def backward(root: Node | Tensor, grad: Array) -> list[tuple[Tensor, Array]]:
     """Gradients of `root` (a Node or a leaf tensor) for `grad` to every leaf; returns [(leaf, gradient array)].
 
-    Nothing is written to the leaves here, so an error on the way changes no gradient. Each node is freed once it ran.
+    Nothing is written to the leaves here, so an error on the way changes no gradient. The graph is taken as a whole,
+    before the first vjp runs, and each node is freed once it ran.
     """
     if not isinstance(root, Node):
         return [(root, grad)]
     order = _order(root)
-    for node in order:
-        node.check_unchanged()
+    with _taking:  # a node has one backward, also where two threads ask for it at once
+        for node in order:
+            node.check_unchanged()
+        for node in order:
+            node.saved = None
     grads: dict[Node, Gradient] = {root: grad}
     leaves: dict[Tensor, Gradient] = {}
     for node in order:
@@ -213,5 +222,5 @@ def backward(root: Node | Tensor, grad: Array) -> list[tuple[Tensor, Array]]:
                     into[parent] = _core.embedding_add_rows(dense(into[parent]), dx.rows, dx.ids)
                 else:
                     into[parent] = _core.add(dense(into[parent]), dx)
-        node.vjp, node.parents, node.saved = _freed, (), ()
+        node.vjp, node.parents = _freed, ()
     return [(leaf, dense(grad)) for leaf, grad in leaves.items()]

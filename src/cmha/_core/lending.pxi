@@ -2,7 +2,7 @@
 # other side can write, and some write although it is flagged as read-only: such memory is lent, and watched. While it
 # is lent, who keeps values for later copies them (Array.shared); what was kept before is there if its checksum is.
 
-cdef uint64_t last_lent = 0             # the value of `changes` when memory was last lent
+cdef Py_ssize_t last_lent = 0           # the value of `changes` when memory was last lent
 
 
 cdef uint64_t checksum(const char *data, size_t nbytes) noexcept nogil:
@@ -24,14 +24,12 @@ cdef uint64_t checksum(const char *data, size_t nbytes) noexcept nogil:
 
 cdef void look_for_writes(Storage storage):
     """A write from outside into lent memory counts as a change in place, from when it is seen."""
-    global changes
     cdef uint64_t now
     with nogil:
         now = checksum(storage.data, storage.nbytes)
     if now != storage.seal:
         storage.seal = now
-        changes += 1
-        storage.version = changes
+        mark_changed(storage)
 
 
 cdef class Loan:
@@ -39,7 +37,6 @@ cdef class Loan:
     cdef Array array
 
     def __getbuffer__(self, Py_buffer *buffer, int flags):
-        global changes, last_lent
         cdef Storage storage = self.array.storage
         fill_buffer(self.array, buffer, flags & ~PyBUF_WRITABLE)
         buffer.obj = self
@@ -50,8 +47,7 @@ cdef class Loan:
             with cython.critical_section(storage):
                 if storage.loans == 0:
                     storage.seal = checksum(storage.data, storage.nbytes)
-                    changes += 1
-                    last_lent = changes
+                    word_write(&last_lent, word_count(&changes))
                 storage.loans += 1
 
     def __releasebuffer__(self, Py_buffer *buffer):
@@ -72,7 +68,7 @@ def lend(Array x not None):
 
 def last_loan():
     """Number of the last time that memory was lent, among the in-place writes (see `change_count`)."""
-    return last_lent
+    return word_read(&last_lent)
 
 
 cdef class Buffered:

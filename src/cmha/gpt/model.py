@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self, overload
 
 import numpy as np
@@ -17,7 +17,6 @@ from cmha.gpt import pretrained
 from cmha.gpt.config import GPTConfig
 from cmha.nn import MLP, Dropout, Embedding, LayerNorm, Module, MultiHeadAttention
 from cmha.nn.kv_cache import ModelCache
-from cmha.nn.module import evaluating
 from cmha.nn.recompute import recompute
 from cmha.tensor import Tensor, to_tensor
 
@@ -110,32 +109,26 @@ class GPT(Module):
         more than block_size positions, a cache that is full or of another model.
         """
         inputs = self._checked_ids("ids", ids)
-        self._check_positions(inputs, cache)
         wanted = None if targets is None else to_tensor(targets, "gpt")
         if wanted is not None and wanted.shape != inputs.shape:
             raise ValueError(f"[gpt] targets must have the shape of ids; got {wanted.shape}, expected {inputs.shape}")
-        with nullcontext() if cache is None else no_grad():
+        with self._behind(cache, inputs):
             x = self._hidden(inputs, cache)  # (B, T, D)
             B, T, D = x.shape
             logits = self._head(x.reshape(B * T, D)).reshape(B, T, self.cfg.vocab_size)
-        loss = None if wanted is None else functional.cross_entropy(logits, wanted)
-        if cache is not None:
-            cache.advance(inputs.numpy())  # last: whatever is refused above leaves the cache as it was
+            loss = None if wanted is None else functional.cross_entropy(logits, wanted)
         return logits if loss is None else (logits, loss)
 
     def last_logits(self, ids: ArrayLike, count: int = 1, *, cache: ModelCache | None = None) -> FloatArray:
         """ids (B, T) -> the logits of the last `count` positions, a NumPy array (B, count, V): what generation needs of
         forward, with the same bits, without dropout or a graph, whatever the mode of the model."""
         inputs = self._checked_ids("ids", ids)
-        self._check_positions(inputs, cache)
         count = check_integer("gpt", "count", count, 1, max(1, inputs.shape[1]))
         if inputs.size == 0:
             raise ValueError(f"[gpt] ids must hold at least one row and one position; got {inputs.shape}")
-        with evaluating(self) if self.training else nullcontext(), no_grad():
+        with self._behind(cache, inputs), no_grad(), random.no_dropout():
             x = self._hidden(inputs, cache)[:, -count:]  # (B, count, D)
             logits = self._head(x.reshape(inputs.shape[0] * count, x.shape[2])).numpy()
-        if cache is not None:
-            cache.advance(inputs.numpy())
         return logits.reshape(inputs.shape[0], count, self.cfg.vocab_size)
 
     def _hidden(self, ids: Tensor, cache: ModelCache | None) -> Tensor:
@@ -159,10 +152,23 @@ class GPT(Module):
         """(N, D) -> logits (N, V)"""
         return x @ self.wte.weight.T
 
+    @contextmanager
+    def _behind(self, cache: ModelCache | None, ids: Tensor) -> Iterator[None]:
+        """Inside, ids (B, T) are computed behind what the cache holds, if there is one: they fit, no other thread uses
+        it, no graph is built. They count at the end: whatever is refused leaves the cache as it was."""
+        if cache is None:
+            self._check_positions(ids, None)
+            yield
+            return
+        if not isinstance(cache, ModelCache):
+            raise TypeError(f"[gpt] cache must be one of gpt.new_cache(); got {type(cache).__name__}")
+        with cache.turn, no_grad():
+            self._check_positions(ids, cache)
+            yield
+            cache.advance(ids.numpy())
+
     def _check_positions(self, ids: Tensor, cache: ModelCache | None) -> None:
         """That ids (B, T) fit behind what the cache holds, and the cache fits the model."""
-        if cache is not None and not isinstance(cache, ModelCache):
-            raise TypeError(f"[gpt] cache must be one of gpt.new_cache(); got {type(cache).__name__}")
         B, T = ids.shape
         start = 0 if cache is None else len(cache)
         if start + T > self.cfg.block_size:

@@ -145,7 +145,7 @@ class MultiHeadAttention(Module):
         if cache is not None:
             if not isinstance(cache, KVCache):
                 raise TypeError(f"[attention] cache must be a KVCache; got {type(cache).__name__}")
-            with no_grad():
+            with cache.turn, no_grad():
                 return self._attend(x, mask, cache, is_causal, key_value, key_mask, wanted, residual)
         return self._attend(x, mask, None, is_causal, key_value, key_mask, wanted, residual)
 
@@ -163,7 +163,7 @@ class MultiHeadAttention(Module):
             lengths = cache.lengths_with(source.shape[1])
             options |= {} if lengths is None else {"lengths": lengths}
             k, v = cache.append(self._heads(k), self._heads(v))  # 2 remember: (B, H_kv, S, hd)
-        if self.training and self.dropout:
+        if self.training and self.dropout and not random.drops_nothing():
             seed, stream, first_row = random.next_stream()
             options |= {"dropout_p": self.dropout, "seed": seed, "stream": stream, "first_row": first_row}
         attend = self._fused if self.fused and not self._is_looked_into() else self._step_by_step

@@ -6,13 +6,15 @@ left, and no row knows of another.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Self
+import functools
+import threading
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 import numpy as np
 
 from cmha import _core
-from cmha.errors import check_integer, quote
+from cmha.errors import check_integer, message, quote
 from cmha.foreign import numpy_array
 from cmha.tensor import Tensor, to_tensor
 
@@ -20,12 +22,42 @@ if TYPE_CHECKING:
     from cmha._core import Array
     from cmha.types import ArrayLike, IntArray
 
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+class Turn:
+    """A cache, with its rows, is used by one thread at a time: a call from another, while one runs, is refused."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            rule = "a cache is used by one thread at a time"
+            raise RuntimeError(message("kv_cache", rule, "a call while another thread uses it"))
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def __reduce__(self) -> tuple[type[Turn], tuple[()]]:  # what is read from a pickle is nobody's yet
+        return Turn, ()
+
+
+def in_turn(method: Method) -> Method:
+    @functools.wraps(method)
+    def alone(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with self.turn:
+            return method(self, *args, **kwargs)
+
+    return cast("Method", alone)
+
 
 class KVCache:
     """Preallocated keys and values of one attention layer: (B, H_kv, capacity, hd) each, with a length per row.
 
     For inference: what append returns carries no gradient, and is a view of the cache's own memory, valid until the
-    cache is written again: after truncate, the next append changes it. `cmha.tensor(k_all)` keeps a copy.
+    cache is written again: after truncate, the next append changes it. `cmha.tensor(k_all)` keeps a copy. One thread at
+    a time: a call while another thread's runs is a RuntimeError and changes nothing.
     """
 
     def __init__(self, batch_size: int, n_head: int, head_dim: int, capacity: int) -> None:
@@ -35,6 +67,7 @@ class KVCache:
         size = (self.batch_size, self.n_head, self.capacity, self.head_dim)
         self._k, self._v = _core.empty(size), _core.empty(size)
         self.lengths = np.zeros(self.batch_size, np.int64)
+        self.turn = Turn()
 
     def __len__(self) -> int:
         """Positions in use (of the longest row)."""
@@ -75,6 +108,7 @@ class KVCache:
         used = (slice(None), slice(None), slice(0, longest + n))
         return Tensor(self._k[used]), Tensor(self._v[used])
 
+    @in_turn
     def append(self, k: ArrayLike, v: ArrayLike) -> tuple[Tensor, Tensor]:
         """k, v (B, H_kv, n, hd) -> all keys, all values (B, H_kv, len, hd). ValueError, nothing changed: full, or
         mismatched.
@@ -86,6 +120,7 @@ class KVCache:
         self.lengths += k_all.shape[2] - len(self)
         return k_all, v_all
 
+    @in_turn
     def truncate(self, n: int | ArrayLike) -> None:
         """Forget everything behind the first n positions of every row; n may be a list with a number for each row.
 
@@ -101,6 +136,7 @@ class KVCache:
         """Forget everything; the memory stays."""
         self.truncate(0)
 
+    @in_turn
     def reorder(self, rows: ArrayLike) -> None:
         """Row i becomes what row rows[i] was (for beam search); the number of rows stays."""
         rows = _checked_rows(rows, self.batch_size, self.batch_size)
@@ -120,13 +156,14 @@ class KVCache:
             _core.assign(new[i][used], old[row][used])
         return new
 
+    @in_turn
     def copy(self, rows: ArrayLike | None = None) -> Self:
         """An independent cache with the same contents; `rows` chooses some, in any order and also several times:
         copy([0, 0, 0]) goes on in three ways behind one beginning that was computed once."""
         rows = np.arange(self.batch_size) if rows is None else _checked_rows(rows, self.batch_size)
         other = self._sharing(self.lengths)
         other._take(rows)
-        other.batch_size, other.lengths = len(rows), self.lengths[rows]
+        other.batch_size, other.lengths, other.turn = len(rows), self.lengths[rows], Turn()
         return other
 
     def __copy__(self) -> Self:
@@ -196,9 +233,10 @@ class ModelCache:
         self._share_lengths()
 
     def _share_lengths(self) -> None:
-        self.lengths = self.layers[0].lengths
+        """The layers' lengths are one array, and whose turn it is holds for all of them."""
+        self.lengths, self.turn = self.layers[0].lengths, self.layers[0].turn
         for layer in self.layers:
-            layer.lengths = self.lengths
+            layer.lengths, layer.turn = self.lengths, self.turn
 
     @property
     def batch_size(self) -> int:
@@ -220,6 +258,7 @@ class ModelCache:
         np.put_along_axis(self.ids, columns, ids, axis=1)
         self.lengths += ids.shape[1]
 
+    @in_turn
     def truncate(self, n: int | ArrayLike) -> None:
         """Forget everything behind the first n positions of every row; n may be a list with a number for each row."""
         self.layers[0].truncate(n)
@@ -228,6 +267,7 @@ class ModelCache:
         """Forget everything; the memory stays."""
         self.truncate(0)
 
+    @in_turn
     def reuse(self, ids: ArrayLike) -> int:
         """Cut a cache of one row to the longest beginning that it shares with ids (T), and return its length n: go on
         with gpt(ids[n:], cache=cache). The last id is never reused, as its logits are to be computed."""
@@ -242,6 +282,7 @@ class ModelCache:
         self.truncate(n)
         return n
 
+    @in_turn
     def reorder(self, rows: ArrayLike) -> None:
         """Row i becomes what row rows[i] was; the number of rows stays."""
         rows = _checked_rows(rows, self.batch_size, self.batch_size)
@@ -250,6 +291,7 @@ class ModelCache:
         self.ids = self.ids[rows]
         self.lengths[:] = self.lengths[rows]
 
+    @in_turn
     def copy(self, rows: ArrayLike | None = None) -> Self:
         """An independent cache with the same contents, or with the chosen rows (see KVCache.copy)."""
         rows = np.arange(self.batch_size) if rows is None else _checked_rows(rows, self.batch_size)

@@ -105,8 +105,8 @@ class Dropout(Module):
         return f"p={self.p}"
 
     def drops(self) -> bool:
-        """Whether it does anything now: in training, with p above 0."""
-        return self.training and self.p > 0
+        """Whether it does anything now: in training, with p above 0, and outside of generation."""
+        return self.training and self.p > 0 and not random.drops_nothing()
 
     def forward(self, x: ArrayLike) -> Tensor:
         """x of any shape -> the same shape."""

@@ -123,9 +123,8 @@ class Module:
     def _register(self, which: str, hook: Hook) -> HookHandle:
         if not callable(hook):
             raise TypeError(f"[hook] a hook must be callable; got {type(hook).__name__}")
-        if self._hooks is None:
-            self._hooks = Hooks({}, {}, {}, {}, {})
-        return HookHandle(getattr(self._hooks, which), hook)
+        hooks = vars(self).setdefault("_hooks", Hooks({}, {}, {}, {}, {}))  # in one step: other threads may do the same
+        return HookHandle(getattr(hooks, which), hook)
 
     def __getstate__(self) -> dict[str, Any]:
         """Without hooks: the handles that end them, and a trace that set them, are this module's, not its copy's."""
