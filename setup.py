@@ -38,7 +38,7 @@ VARIANTS = {  # name -> (the target it is for, flags of gcc and clang, flags of 
 }
 BASELINES = [  # (target, the flag that takes back what CFLAGS say, what may not be there after it)
     (X86, "-march=x86-64", "defined(__SSE3__) || defined(__AVX__)"),
-    (f"({ARM}) && !defined(__APPLE__)", "-march=armv8-a", "defined(__ARM_FEATURE_DOTPROD) || defined(__ARM_FEATURE_SVE)"),
+    (f"({ARM}) && !defined(__APPLE__)", "-march=armv8-a", "defined(__ARM_FEATURE_DOTPROD)"),
 ]
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer"]
 SANITIZERS += ["-fno-wrapv"]  # Python's own flags have -fwrapv, which makes overflow legal and so unseen
@@ -99,7 +99,8 @@ class BuildVariants(build_ext):
                 print(f"cmha: this compiler does not take {' '.join(flags)}: building without {name}")
                 continue
             ext.define_macros.append((f"CMHA_HAVE_{name.upper()}", " ".join(flags)))
-            all_flags = [*flags, *(["-DCMHA_OPENMP"] if openmp else []), f"-DCMHA_VARIANT={name}", f"-DCMHA_{name.upper()}"]
+            all_flags = [*flags, f"-DCMHA_VARIANT={name}", f"-DCMHA_{name.upper()}"]
+            all_flags += ["-DCMHA_OPENMP"] if openmp else []
             tasks += [(source, os.path.join(self.build_temp, name), all_flags) for source in KERNELS]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             for built in pool.map(lambda task: self.compile_kernel(*task), tasks):

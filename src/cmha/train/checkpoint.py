@@ -26,7 +26,7 @@ from cmha.train.settings import TrainSettings
 FORMAT = "cmha-checkpoint-2"
 KEEP = 2
 _NAME = re.compile(r"step-(\d+)\.safetensors")
-_SAYS_NOTHING = ("threads", "platform", "cpu_features")  # of show_config: the machine's, not the build's; no bit changes
+_SAYS_NOTHING = ("threads", "platform", "cpu_features")  # of show_config: not the build's; no bit changes
 
 
 @dataclass
