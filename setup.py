@@ -38,7 +38,8 @@ VARIANTS = {  # name -> (the target it is for, flags of gcc and clang, flags of 
 }
 BASELINES = [  # (target, the flag that takes back what CFLAGS say, what may not be there after it)
     (X86, "-march=x86-64", "defined(__SSE3__) || defined(__AVX__)"),
-    (f"({ARM}) && !defined(__APPLE__)", "-march=armv8-a", "defined(__ARM_FEATURE_DOTPROD)"),
+    (f"({ARM}) && !defined(__APPLE__)", "-march=armv8-a",
+     "defined(__ARM_FEATURE_DOTPROD) || defined(__ARM_FEATURE_SVE)"),
 ]
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer"]
 SANITIZERS += ["-fno-wrapv"]  # Python's own flags have -fwrapv, which makes overflow legal and so unseen
@@ -99,8 +100,7 @@ class BuildVariants(build_ext):
                 print(f"cmha: this compiler does not take {' '.join(flags)}: building without {name}")
                 continue
             ext.define_macros.append((f"CMHA_HAVE_{name.upper()}", " ".join(flags)))
-            all_flags = [*flags, f"-DCMHA_VARIANT={name}", f"-DCMHA_{name.upper()}"]
-            all_flags += ["-DCMHA_OPENMP"] if openmp else []
+            all_flags = [*flags, *(["-DCMHA_OPENMP"] if openmp else []), f"-DCMHA_VARIANT={name}", f"-DCMHA_{name.upper()}"]
             tasks += [(source, os.path.join(self.build_temp, name), all_flags) for source in KERNELS]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             for built in pool.map(lambda task: self.compile_kernel(*task), tasks):
@@ -166,13 +166,15 @@ core = Extension(
     include_dirs=[str(CORE / "c")],
     depends=[*KERNELS, *HEADERS, *(str(p) for p in CORE.glob("*.pxi"))],
 )
+# Proven by tests/test_free_threads.py on a Python without a GIL: importing this module leaves it off.
+directives = {"language_level": "3", "embedsignature": True, "freethreading_compatible": True}
 checked = {"boundscheck": True, "wraparound": False, "initializedcheck": True, "cdivision": False}
 fast = {"boundscheck": False, "wraparound": False, "initializedcheck": False, "cdivision": True}
 setup(
     ext_modules=cythonize(
         [core],
         build_dir="build/cython",
-        compiler_directives={"language_level": "3", "embedsignature": True, **(checked if DEBUG else fast)},
+        compiler_directives=directives | (checked if DEBUG else fast),
     ),
     cmdclass={"build_ext": BuildVariants},
 )

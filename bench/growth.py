@@ -5,7 +5,6 @@ counted: the median time of some rounds, and the peak of the core's pool above w
 is the slope of a straight line through the logarithms of the last three points.
 """
 
-import argparse
 import json
 import statistics
 import sys
@@ -13,6 +12,7 @@ import time
 
 import machine
 import numpy as np
+from arguments import Parser, output, picture, positive, seconds
 from tqdm import tqdm
 
 import cmha
@@ -109,13 +109,13 @@ def draw(path, report):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(prog="growth.py", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
-    parser.add_argument("--threads", type=int, default=2, metavar="N", help="threads (default %(default)s)")
-    parser.add_argument("--seconds", type=float, default=1.0, metavar="S", help="for each point (default %(default)s)")
-    parser.add_argument("--smoke", action="store_true", help="two points of each axis: does everything run?")
-    parser.add_argument("--json", metavar="FILE", help="write everything measured to FILE")
-    parser.add_argument("--plot", metavar="FILE", help="draw it into FILE (needs matplotlib: the extra `plot`)")
+    parser = Parser("growth.py", __doc__)
+    add = parser.add_argument
+    add("--threads", type=positive, default=2, metavar="N", help="threads (default %(default)s)")
+    add("--seconds", type=seconds, default=1.0, metavar="S", help="for each point (default %(default)s)")
+    add("--smoke", action="store_true", help="two points of each axis: does everything run?")
+    add("--json", type=output, metavar="FILE", help="write everything measured to FILE")
+    add("--plot", type=picture, metavar="FILE", help="draw it into FILE (needs matplotlib: the extra `plot`)")
     args = parser.parse_args(argv)
     report = {"head": machine.describe(args.threads), "axes": {}}
     for axis, (what, values) in AXES.items():
@@ -123,15 +123,15 @@ def main(argv=None):
         found = {"what": what, "values": values, "seconds": [], "bytes": [], "exponents": {}}
         for value in tqdm(values, desc=axis, leave=False, disable=not sys.stderr.isatty()):
             cmha.set_num_threads(args.threads)
-            seconds, size = measured(prepared(axis, value), 0.0 if args.smoke else args.seconds)
-            found["seconds"].append(seconds)
+            taken, size = measured(prepared(axis, value), 0.0 if args.smoke else args.seconds)
+            found["seconds"].append(taken)
             found["bytes"].append(size)
         if axis != "threads" and len(values) >= 3:
             found["exponents"] = {what: exponent(values, found[what]) for what in ("seconds", "bytes")}
         report["axes"][axis] = found
         print(f"{found['what']}")
-        for value, seconds, size in zip(values, found["seconds"], found["bytes"], strict=True):
-            print(f"  {value:>6} {1e3 * seconds:>10.2f} ms {size / 2**20:>10.2f} MiB")
+        for value, taken, size in zip(values, found["seconds"], found["bytes"], strict=True):
+            print(f"  {value:>6} {1e3 * taken:>10.2f} ms {size / 2**20:>10.2f} MiB")
         if found["exponents"]:
             print("  exponent {seconds:>6.2f}     {bytes:>13.2f}".format(**found["exponents"]))
     if args.json:

@@ -21,6 +21,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+from arguments import Parser, existing, output, positive, python
 
 TURN = 25  # steps: short, so that what else the machine does meets both sides alike
 SEED, LR, MIN_LR, WARMUP, BETAS, DECAY, CLIP = 0, 3e-3, 3e-4, 100, (0.9, 0.99), 0.1, 1.0
@@ -202,14 +203,17 @@ def compare(args):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("text", metavar="TEXT")
-    parser.add_argument("--torch-python", metavar="PATH", default=sys.executable, help="the Python that has PyTorch")
-    parser.add_argument("--threads", type=int, default=2, metavar="N")
-    parser.add_argument("--steps", type=int, default=2000, metavar="N", help=f"a multiple of {TURN}")
-    parser.add_argument("--json", metavar="FILE", help="write everything measured to FILE")
+    parser = Parser("king_james.py", __doc__)
+    parser.add_argument("text", metavar="TEXT", type=existing)
+    parser.add_argument("--torch-python", type=python, metavar="PATH", default=sys.executable,
+                        help="the Python that has PyTorch")  # fmt: skip
+    parser.add_argument("--threads", type=positive, default=2, metavar="N")
+    parser.add_argument("--steps", type=positive, default=2000, metavar="N", help=f"a multiple of {TURN}")
+    parser.add_argument("--json", type=output, metavar="FILE", help="write everything measured to FILE")
     parser.add_argument("--serve", metavar="SIDE", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.steps % TURN:
+        parser.error(f"--steps must be a multiple of {TURN}; got {args.steps}")
     if args.serve:
         serve(args.serve, args.text, args.threads)
     else:

@@ -12,8 +12,7 @@ import machine
 import numpy as np
 import whole
 from processes import Pool, SideError
-
-EVERY_TORCH = ("torch", "torch+malloc", "torch.compile", "transformers")  # a goal is held against the best of them
+from table import EVERY_TORCH
 
 
 @dataclass

@@ -22,6 +22,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from arguments import Parser, output, positive
+
 WAYS = {"1 process, 1 thread": (1, 1), "1 process, 2 threads": (1, 2), "2 processes, 1 thread": (2, 1)}
 SIZES = {"tiny": (8, 300), "char": (12, 40), "baby": (8, 3)}  # windows in a step, steps of each half
 LINKS = {"1 Gb/s": (117e6, 50e-6), "10 Gb/s": (1.17e9, 20e-6), "100 Gb/s": (11.7e9, 3e-6)}  # bytes/s, latency
@@ -125,14 +127,17 @@ def show(preset, result):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--presets", default="tiny,char,baby")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", metavar="FILE", help="write everything measured to FILE")
+    parser = Parser("scaling.py", __doc__)
+    parser.add_argument("--presets", default=",".join(SIZES), metavar="LIST")
+    parser.add_argument("--rounds", type=positive, default=3, metavar="N")
+    parser.add_argument("--json", type=output, metavar="FILE", help="write everything measured to FILE")
     parser.add_argument("--exchange", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.exchange:
         return exchange(args.exchange, 10)
+    unknown = [preset for preset in args.presets.split(",") if preset not in SIZES]
+    if unknown:
+        parser.error(f"no such preset: {', '.join(map(repr, unknown))}; there are: {', '.join(SIZES)}")
     from cmha.text.corpora import default_text
 
     results = {}

@@ -21,6 +21,8 @@ def ratio(value):
     return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:.0f}"
 
 
+EVERY_TORCH = ("torch", "torch+malloc", "torch.compile", "transformers")  # a goal is held against the best of them
+TITLES = {"jax": "JAX", "numpy": "NumPy", "ctranslate2": "CTranslate2", "torch bf16": "PyTorch bfloat16"}
 DISTURBED = 0.1  # share of the CPU that others may take before a row is marked
 
 
@@ -97,9 +99,13 @@ cmha's time; above 100% where caches help. Of memory: bytes counted on paper ove
 before and {after} after."""
 
 
+def _middle(report):
+    rounds = " of one round" if report["rounds"] == 1 else f" of {report['rounds']} rounds"
+    return ("best times" if report["best"] else "medians") + rounds
+
+
 def legend(peaks, args, before, after):
-    rounds = "Best times" if args.best else "Medians"
-    rounds += " of one round" if args.rounds == 1 else f" of {args.rounds} rounds"
+    rounds = _middle(vars(args)).capitalize()
     rates = {"flops": peaks["flops"] / 1e9, "bytes": peaks["bytes"] / 1e9, "how": peaks["how"]}
     text = LEGEND.format(rounds=rounds, before=before, after=after, disturbed=DISTURBED, **rates)
     return "\n" + textwrap.fill(" ".join(text.split()), min(100, shutil.get_terminal_size().columns))
@@ -112,12 +118,35 @@ def write_json(path, report):
         file.write("\n")
 
 
-def check_plot():
-    """Before anything is measured: is the library for --plot there?"""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise SystemExit("compare.py: error: --plot needs matplotlib; pip install 'cmha[plot]'") from None
+def read_json(path):
+    with open(path, encoding="utf-8") as file:
+        report = json.load(file)
+    if not isinstance(report, dict) or not {"head", "peers", "rows"} <= set(report):
+        raise ValueError(f"no report of compare.py in {path!r}")
+    return report
+
+
+GAP = "not measured here"
+
+
+def markdown(report, rows):
+    """For docs/how-fast.md: what was measured where, then a line for every row that there is, measured or not."""
+    others = [peer for peer in report["peers"] if peer not in EVERY_TORCH]
+    found = {result["name"]: result for result in report["rows"]}
+    lines = ["row", "cmha", "of peak", "PyTorch", *(TITLES.get(peer, peer) for peer in others), "goal"]
+    lines = [lines, ["---"] * len(lines)]
+    for row in rows:
+        result = found.get(row.name, {})
+        ratios = result.get("ratios") or {}
+        torch = [ratios[peer] for peer in EVERY_TORCH if peer in ratios]  # the fastest way to use it
+        value = quantity(result.get("value"), row.kind) or GAP
+        disturbed = "~" if (result.get("disturbed") or 0) > DISTURBED else ""
+        share = "" if result.get("share") is None else f"{100 * result['share']:.0f}%"
+        cells = [ratio(min(torch)) if torch else "", *(ratio(ratios[p]) if p in ratios else "" for p in others)]
+        lines.append([row.name, disturbed + value, share, *cells, "" if row.goal is None else f"{row.goal:g}"])
+    head, load = report["head"], f"load {report['load_before']} before and {report.get('load_after')} after"
+    text = f"{head['machine']}, {head['threads']} threads; {head['versions']}; {_middle(report)}; {load}."
+    return "\n".join([textwrap.fill(text, 120), "", *(f"| {' | '.join(cells)} |" for cells in lines)])
 
 
 def write_plot(path, report):
@@ -126,6 +155,7 @@ def write_plot(path, report):
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     results = [r for r in report["rows"] if r["ratios"]]
     figure, axes = pyplot.subplots(figsize=(9, 1.5 + 0.24 * len(results)), layout="constrained")
@@ -140,6 +170,9 @@ def write_plot(path, report):
     axes.set(
         xscale="log", xlabel="time (or size) over cmha's; right of 1: cmha is better", ylim=(len(results) - 0.5, -0.5)
     )
+    axes.xaxis.set_major_locator(LogLocator(base=2))  # 0.5, 1, 2, 4 ...
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_yticks(range(len(results)), [r["name"] for r in results], fontsize=8)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)

@@ -7,9 +7,6 @@ head_dim falls from 16 to 8: twice as many patterns of attention, each described
 together cost the same, since H * hd is D both times.
 """
 
-import sys
+from learn import compare, number
 
-from learn import compare
-
-steps = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
-compare(steps, [(f"n_head {n} (head_dim {64 // n})", {"n_head": n}) for n in (4, 8)])
+compare(number("STEPS", 1000), [(f"n_head {n} (head_dim {64 // n})", {"n_head": n}) for n in (4, 8)])

@@ -1,5 +1,8 @@
-"""A helper, not an example: heads_4_to_8.py and without_c_proj.py train the tiny GPT with it."""
+"""A helper, not an example: heads_4_to_8.py and without_c_proj.py train the tiny GPT with it; others read their
+arguments with it."""
 
+import re
+import sys
 import time
 
 import numpy as np
@@ -9,6 +12,22 @@ from cmha import GPT, AdamW, GPTConfig
 from cmha.text.corpora import open_data
 
 BATCH_SIZE, MAX_LR = 8, 3e-3
+
+
+def usage(arguments):
+    """Says in one line how the example is called, and ends it."""
+    print(f"usage: python {sys.argv[0]} {arguments}", file=sys.stderr)
+    sys.exit(2)
+
+
+def number(name, default):
+    """The only argument of an example, an integer from 1 to 99999, or its default."""
+    given = sys.argv[1:]
+    if not given:
+        return default
+    if len(given) == 1 and re.fullmatch("[1-9][0-9]{0,4}", given[0]):
+        return int(given[0])
+    return usage(f"[{name}] (an integer from 1 to 99999; {default} by default)")
 
 
 def learn(steps, **changes):

@@ -12,6 +12,7 @@ weight on the token before, how often that is its largest weight, and what the l
 import sys
 
 import numpy as np
+from learn import usage
 
 import cmha
 from cmha.see.maps import attention_maps
@@ -60,5 +61,8 @@ def main(folder):
 
 if __name__ == "__main__":
     if len(sys.argv) != 2:
-        sys.exit(f"usage: {sys.argv[0]} RUN (a folder that `cmha train` wrote)")
-    main(sys.argv[1])
+        usage("RUN (a folder that `cmha train` wrote)")
+    try:
+        main(sys.argv[1])
+    except (OSError, ValueError) as error:  # no such folder, or what it holds is no run
+        sys.exit(f"{sys.argv[0]}: error: {error}")

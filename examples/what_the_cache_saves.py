@@ -8,15 +8,15 @@ through; its queries meet the keys and values kept from before. Not one bit of t
 than multiplications: one token keeps the kernels less busy, and every call and every weight read costs what it did.
 """
 
-import sys
 import time
 
 import numpy as np
+from learn import number
 
 import cmha
 from cmha import GPT, GPTConfig
 
-new_tokens = int(sys.argv[1]) if len(sys.argv) > 1 else 192
+new_tokens = number("NEW_TOKENS", 192)
 PROMPT = 16
 
 cmha.manual_seed(0)

@@ -7,9 +7,6 @@ Without c_proj the heads' outputs are only laid side by side: head h can write t
 residual stream and to no other. The MLP after it still mixes all columns, so the model learns, with fewer parameters.
 """
 
-import sys
+from learn import compare, number
 
-from learn import compare
-
-steps = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
-compare(steps, [("with c_proj", {}), ("without c_proj", {"output_projection": False})])
+compare(number("STEPS", 1000), [("with c_proj", {}), ("without c_proj", {"output_projection": False})])

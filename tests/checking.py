@@ -17,6 +17,10 @@ def floats(*arrays):
     return [a.astype(np.float64) if a.dtype == np.float32 else a for a in arrays]
 
 
+def counting(*shape):
+    return np.arange(np.prod(shape, dtype=int), dtype=np.float32).reshape(shape)
+
+
 def array(x):
     """The NumPy copy of a tensor, an array of the core, or an array."""
     return np.array(x.detach().numpy() if isinstance(x, cmha.Tensor) else x)
@@ -149,3 +153,24 @@ def expanded(a):
 
 
 LAYOUTS = {"permuted": permuted, "sliced": sliced, "offset": offset, "expanded": expanded}
+
+
+class Rude:
+    """Memory that x gives through DLPack, taken as writable whatever its flags say: PyTorch's ways."""
+
+    def __init__(self, x):
+        self.polite = np.from_dlpack(x)
+        self.__array_interface__ = dict(self.polite.__array_interface__)
+        self.__array_interface__["data"] = (self.__array_interface__["data"][0], False)
+
+
+def rude(x):
+    """A writable NumPy view of a tensor; x is lent as long as it lives."""
+    return np.asarray(Rude(x))
+
+
+def ruin(x):
+    """Another value in every element."""
+    view = rude(x)
+    view[...] = ~view if view.dtype == bool else view + 1 if view.dtype == np.int64 else np.nan
+    return view

@@ -3,8 +3,12 @@
 import io
 import json
 import os
+import re
+import runpy
+import shlex
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +29,7 @@ def bench(monkeypatch):
     import table
 
     yield {"compare": compare, "measure": measure, "processes": processes, "rows": rows, "table": table}
-    for name in ("compare", "measure", "processes", "rows", "table", "data", "machine", "whole"):
+    for name in ("arguments", "compare", "measure", "processes", "rows", "table", "data", "machine", "whole"):
         sys.modules.pop(name, None)
 
 
@@ -52,7 +56,7 @@ def test_smoke_compares_with_numpy(tmp_path):
 
 
 def test_training_and_decoding_rows_run_without_peers():
-    done = run("--smoke", "--peers", "", "--only", "nano", "--only", "MHA")
+    done = run("--smoke", "--peers", "cmha", "--only", "nano", "--only", "MHA")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "failed" not in done.stdout and "train step nano" in done.stdout
 
@@ -92,7 +96,7 @@ def test_difference_sees_one_wrong_element(bench):
 
 
 def test_a_row_whose_results_differ_gets_no_ratio(bench, tmp_path):
-    args = bench["compare"].parse(["--smoke"])
+    _, args = bench["compare"].parse(["--smoke"])
     sides, _, _ = bench["processes"].present([bench["processes"].Side(n, n) for n in ("cmha", "numpy")], 1)
     bar = bench["compare"].tqdm([], file=io.StringIO())
     judge = bench["measure"].Bench(sides, args, {"flops": 1e9, "bytes": 1e9}, bar, tmp_path)
@@ -118,22 +122,122 @@ def test_table_fits_the_terminal(bench, width, style):
     assert "12.3 ms" in text and "61%" in text and "1.75 !" in text and "1.50" in text
 
 
-def test_mistakes_end_with_one_line(tmp_path):
-    for options, words in {
-        ("--only", "no such row"): "no row contains",
-        ("--peers", "nump"): "no such side",
-        ("--json", str(tmp_path / "no" / "out.json")): "no such folder",
-        ("--threads", "0"): "above 0",
-    }.items():
-        done = run("--smoke", *options)
-        assert done.returncode and words in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr
+MISTAKES = {
+    "compare.py": {
+        "--only nope": "no row contains 'nope'; there are: matmul 17x23x29; ",
+        "--only ''": "no row contains ''; there are: matmul",
+        "--list --only nope": "no row contains 'nope'; there are: ",
+        "--peers bogus": "no such side: 'bogus'; there are: cmha, numpy, torch, torch+malloc, ",
+        "--peers numpy,bogus --list": "no such side: 'bogus'",
+        "--peers ''": "no such side: ''; there are: cmha, numpy",
+        "--json {folder}/no/out.json": "no such folder: '{folder}/no'",
+        "--json {folder}": "must be a file",
+        "--plot {folder}/out.odd": "must end in .png, .svg, .pdf; got '{folder}/out.odd'",
+        "--plot {folder}/no/out.png": "no such folder: '{folder}/no'",
+        "--threads 0": "must be an integer above 0; got '0'",
+        "--seconds nan": "must be a number above 0; got 'nan'",
+        "--torch-python /nonexist": "no such program: '/nonexist'",
+        "--jax-python {folder}": "no such program: '{folder}'",
+        "--markdown {folder}/none.json": "--markdown needs what --json wrote: ",
+        "--bogus": "unrecognized arguments: --bogus",
+    },
+    "growth.py": {
+        "--plot {folder}/out.odd": "must end in .png, .svg, .pdf",
+        "--plot {folder}/no/out.png": "no such folder",
+        "--json {folder}/no/out.json": "no such folder",
+        "--threads 0": "must be an integer above 0",
+        "--threads two": "must be an integer above 0; got 'two'",
+    },
+    "king_james.py": {"none.txt": "no such file: 'none.txt'", "{folder}/text --steps 26": "a multiple of 25; got 26"},
+    "scaling.py": {"--presets tiny,bogus": "no such preset: 'bogus'; there are: tiny, char, baby", "--rounds x": "'x'"},
+}
+
+
+@pytest.mark.parametrize("script, options", [(script, options) for script in MISTAKES for options in MISTAKES[script]])
+def test_a_mistake_is_one_line_before_anything_is_measured(script, options, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("matplotlib", reason="without it --plot has another mistake")
+    monkeypatch.syspath_prepend(str(COMPARE.parent))
+    (tmp_path / "text").write_text("text")
+    options, words = (text.format(folder=tmp_path) for text in (options, MISTAKES[script][options]))
+    smoke = ["--smoke"] if script in ("compare.py", "growth.py") else []
+    monkeypatch.setattr(sys, "argv", [script, *smoke, *shlex.split(options)])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(COMPARE.with_name(script)), run_name="__main__")
+    captured = capsys.readouterr()
+    assert ended.value.code == 2 and captured.out == ""
+    assert captured.err.startswith(f"{script}: error: ") and captured.err.count("\n") == 1 and words in captured.err
+
+
+def test_a_python_that_has_no_torch_is_an_error_where_it_was_asked_for(tmp_path):
+    program = tmp_path / "python"
+    program.write_text(f"#!/bin/sh\nexec {sys.executable} -S \"$@\"\n")
+    program.chmod(0o755)
+    done = run("--smoke", "--only", "softmax", "--peers", "torch", "--torch-python", str(program))
+    assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1
+    assert f"torch cannot be imported by {program}: " in done.stderr
 
 
 def test_plot_without_matplotlib_names_the_extra(tmp_path):
     (tmp_path / "matplotlib.py").write_text("raise ImportError('hidden')\n")
     path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
-    done = run("--smoke", "--plot", str(tmp_path / "out.png"), env={**os.environ, "PYTHONPATH": path})
-    assert done.returncode and "cmha[plot]" in done.stderr.splitlines()[-1]
+    for script in (COMPARE, COMPARE.with_name("growth.py")):
+        command = [sys.executable, str(script), "--smoke", "--plot", str(tmp_path / "out.png")]
+        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
+        assert done.returncode == 2 and "cmha[plot]" in done.stderr and done.stderr.count("\n") == 1
+
+
+def made_up_report(bench, names):
+    """What --json writes, with numbers that tell which is which."""
+    rows = {row.name: row for row in bench["rows"].full()}
+    results = []
+    for i, name in enumerate(names):
+        result = bench["measure"].Result(name, rows[name].kind, rows[name].goal, value=0.001 * (i + 1), share=0.5)
+        result.ratios = {"numpy": 3.0 + i, "torch": 2.5 + i, "torch+malloc": 1.25 + i}
+        result.disturbed = 0.5 if i else 0.0
+        results.append(asdict(result))
+    head = {"machine": "some CPU", "threads": "2", "versions": "cmha 1, NumPy 2"}
+    return {"head": head, "load_before": 0.1, "load_after": 0.2, "peers": ["numpy", "torch", "torch+malloc", "jax"],
+            "rounds": 5, "best": False, "rows": results}  # fmt: skip
+
+
+def test_markdown_has_a_line_for_every_row_measured_or_not(bench, tmp_path, capsys):
+    file = tmp_path / "report.json"
+    bench["table"].write_json(file, made_up_report(bench, ["GELU 256x256", "softmax 1024x32"]))
+    assert bench["compare"].main(["--markdown", str(file)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "some CPU, 2 threads; cmha 1, NumPy 2; medians of 5 rounds; load 0.1 before and 0.2 after."
+    assert lines[2:4] == ["| row | cmha | of peak | PyTorch | NumPy | JAX | goal |", "|" + " --- |" * 7]
+    assert [line.split(" | ")[0][2:] for line in lines[4:]] == [row.name for row in bench["rows"].full()]
+    assert "| GELU 256x256 | 1 ms | 50% | 1.25 | 3.00 |  | 4 |" in lines  # the faster of PyTorch's two
+    assert "| softmax 1024x32 | ~2 ms | 50% | 2.25 | 4.00 |  |  |" in lines
+    assert "| matmul 64x64x64 | not measured here |  |  |  |  | 1.1 |" in lines
+
+
+def test_how_fast_has_the_rows_of_the_list_and_a_reason_for_each_goal_that_is_missed(bench):
+    text = (ROOT / "docs" / "how-fast.md").read_text(encoding="utf-8")
+    text, _, rest = text.partition("<!-- compare.py --markdown -->")[2].partition("<!-- end -->")
+    head, _, *lines = (line.strip("| ").split("|") for line in text.splitlines() if line.startswith("|"))
+    columns = {name.strip(): i for i, name in enumerate(head)}
+    cells = [[cell.strip() for cell in line] for line in lines]
+    rows = bench["rows"].full()
+    assert [line[0] for line in cells] == [row.name for row in rows]
+    reasons = rest.partition("### Goals that are missed, and why")[2].partition("\n## ")[0]
+    told = dict(re.findall(r"`([^`]+)`\s+\(([\d.]+)\)", reasons))
+    missed = {}
+    for row, line in zip(rows, cells, strict=True):
+        line += [""] * (len(columns) - len(line))
+        assert (line[columns["goal"]] or None) == (row.goal and f"{row.goal:g}")
+        if row.goal and line[columns["PyTorch"]] and float(line[columns["PyTorch"]]) < row.goal:
+            missed[row.name] = line[columns["PyTorch"]]
+    assert told == missed
+
+
+def test_the_plot_has_plain_numbers_on_its_axis(bench, tmp_path):
+    pytest.importorskip("matplotlib", reason="plots need matplotlib")
+    file = tmp_path / "out.svg"
+    bench["table"].write_plot(file, made_up_report(bench, [row.name for row in bench["rows"].full()][:9]))
+    labels = re.findall(r"<!-- (.*?) -->", file.read_text(encoding="utf-8"))
+    assert {"1", "2", "4", "8"} <= set(labels) and not any("10^" in label or "mathdefault" in label for label in labels)
 
 
 @pytest.mark.full

@@ -62,10 +62,13 @@ def refused(capsys, code, *arguments):
         "generate", "generate x --temperature -1", "generate x --top-k 0", "generate x --top-p 0", "generate x y",
         "generate x --num-beams 2 --top-k 3", "generate x --length-penalty 2", "generate x --min-p 2",
         "generate x --stop=", "score", "score x", "score x y --stride 0",
-        "generate x --max-new-tokens -1", "generate x --seed 1.5",
+        "generate x --max-new-tokens -1", "generate x --seed 1.5", "generate x --seed 1,", "generate x --seed 1,2",
+        "generate x --prompt a --prompt b --seed 1 --seed 2,3", "generate x --num-beams 2 --length-penalty -1e3",
         "trace --n-head 7", "trace --json=True", "trace --json False --n-embd 8", "trace x --n-head 2",
         "tokenize", "tokenize x", "tokenize x --out y", "tokenize x --out y.safetensors --tokenizer z",
         "tokenize x --out y.safetensors --vocab-size 300", "plot", "plot x --out y.pdf", "plot x --out",
+        "heads x text --out .html", "heads x text --out y/.png", "plot x --out .svg", "trace --picture .svg",
+        "tokenize x --out .safetensors", "train -",
         "info x", "nonsense", "--nonsense",
     ],
 )  # fmt: skip
@@ -223,7 +226,8 @@ def test_options_of_generating_are_named_in_full():
         names = ["temperature", "top_k", "top_p", "min_p", "repetition_penalty"]
         names += ["stop", "stop_strings", "tokenizer", "seed"]
         names += ["num_beams", "length_penalty"] if function is generate else []
-        assert inspect.getfullargspec(function).kwonlyargs == [*names, "return_logprobs", "cache"]
+        more = ["progress"] if function is generate else []
+        assert inspect.getfullargspec(function).kwonlyargs == [*names, "return_logprobs", "cache", *more]
 
 
 def test_trace(run, capsys):

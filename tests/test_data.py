@@ -329,6 +329,11 @@ def test_memory_stays_small_beside_a_large_file(tmp_path):
     assert grown < 75_000  # KiB; 44,000 were measured
 
 
+def test_a_word_that_names_no_kind_of_tokenizer_is_one_error():
+    with pytest.raises(ValueError, match=r"\[train\] tokenizer must be char, byte, bpe.*; got 'words'"):
+        open_data([], "words", 8)
+
+
 def test_tokenize_refuses_before_it_writes(text, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "there.safetensors").write_bytes(b"mine")

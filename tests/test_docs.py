@@ -1,14 +1,25 @@
 """What the documents say is run, or looked up."""
 
+import ast
+import doctest
+import importlib
+import inspect
+import itertools
+import pkgutil
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
+import cmha
 from cmha import cli
+from cmha.cli.options import Parser
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+NAMES = ["README.md", "README.zh-CN.md", "CONTRIBUTING.md", "CHANGELOG.md"]
+DOCUMENTS = [*(ROOT / name for name in NAMES), *sorted((ROOT / "docs").glob("*.md"))]
+PUBLIC = ["cmha", *(f"cmha.{name}" for name in ("nn", "gpt", "generate", "text", "train", "see", "ops"))]
 
 
 def text(path):
@@ -30,6 +41,100 @@ def test_python_blocks_run(path, tmp_path, monkeypatch):
     namespace = {}
     for line, code in blocks(text(path), "python"):
         exec(compile("\n" * (line - 1) + code, path, "exec"), namespace)
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_commands_that_are_shown_exist(path):
+    """Every `cmha ...` line of a shell block has a command and options that its parser takes."""
+    for line, code in blocks(text(path), "sh"):
+        for shown in code.splitlines():
+            words = shlex.split(shown.rpartition("&& ")[2].removesuffix("&").partition(" >")[0], comments=True)
+            if "cmha" in words and words[0] != "pip":  # alone, or behind nohup, mpiexec
+                name, *words = words[words.index("cmha") + 1 :]
+                command = importlib.import_module(f"cmha.cli.{name}")
+                parser = Parser(prog=f"{path.name}:{line}")
+                command.add_options(parser)
+                parser.parse_intermixed_args(words)
+
+
+def test_chinese_readme_says_what_the_readme_says():
+    """The same code, but for comments; no command and no number that is not there."""
+    english, chinese = text(ROOT / "README.md"), text(ROOT / "README.zh-CN.md")
+    for (_, ours), (_, theirs) in zip(blocks(english, "python"), blocks(chinese, "python"), strict=True):
+        assert ast.dump(ast.parse(ours)) == ast.dump(ast.parse(theirs))
+
+    def commands(document):
+        return [shlex.split(line, comments=True) for _, code in blocks(document, "sh") for line in code.splitlines()]
+
+    assert len(commands(chinese)) >= 7
+    for command in commands(chinese):
+        assert command in commands(english), f"README.md has no {command}"
+    numbers = set(re.findall(r"\d[\d.,]*\d|\d", chinese)) - set(re.findall(r"\d[\d.,]*\d|\d", english))
+    assert not numbers, f"README.md has no {numbers}"
+
+
+def public_objects():
+    """(name, object) of everything that a public module's __all__ names."""
+    for name in PUBLIC:
+        module = importlib.import_module(name)
+        yield from ((f"{name}.{word}", getattr(module, word)) for word in module.__all__)
+
+
+def public_members(cls):
+    """(name, object) of a class's methods and properties, inherited ones too."""
+    ours = [part for part in cls.__mro__ if part.__module__.startswith("cmha")]
+    for name, value in (pair for part in ours for pair in vars(part).items()):
+        value = getattr(value, "__func__", value)  # what a classmethod holds
+        if not name.startswith("_") and (callable(value) or isinstance(value, property)):
+            yield name, value
+
+
+def docstrings():
+    """(name, docstring or None) of every public name, and of the members of the classes among them."""
+    for name, value in public_objects():
+        yield name, value.__doc__
+        if inspect.isclass(value):
+            yield from ((f"{name}.{member}", what.__doc__) for member, what in public_members(value))
+
+
+def test_every_public_name_has_a_docstring():
+    silent = [name for name, said in docstrings() if not said]
+    assert not silent, f"without a docstring: {', '.join(silent)}"
+
+
+def test_indented_lines_of_a_docstring_stay_lines():
+    """The reference runs them together unless `::` stands before them."""
+    for name, said in docstrings():
+        paragraphs = ["", *inspect.cleandoc(said).split("\n\n")]
+        for before, paragraph in itertools.pairwise(paragraphs):
+            assert not paragraph.startswith(" ") or before.startswith(" ") or before.endswith("::"), name
+
+
+def test_the_reference_has_every_public_name():
+    """Each is the object of a directive of docs/api (a class brings its members along)."""
+    documented = set()
+    for page in sorted((ROOT / "docs" / "api").glob("*.rst")):
+        module = None
+        for directive, name in re.findall(r"^\.\. (\w+):: ([\w.]+)$", text(page), re.MULTILINE):
+            if directive == "currentmodule":
+                module = name
+            elif directive == "automodule":
+                documented |= {id(value) for of, value in public_objects() if of.startswith(f"{name}.")}
+            elif directive.startswith("auto"):
+                where, _, word = (name if name.startswith("cmha.") else f"{module}.{name}").rpartition(".")
+                documented.add(id(getattr(importlib.import_module(where), word)))
+    missing = sorted(name for name, value in public_objects() if id(value) not in documented)
+    assert not missing, f"docs/api does not have {', '.join(missing)}"
+
+
+def test_examples_in_docstrings_are_true():
+    attempted = 0
+    for module in pkgutil.walk_packages(cmha.__path__, "cmha."):
+        if module.name != "cmha.__main__":
+            result = doctest.testmod(importlib.import_module(module.name), extraglobs={"cmha": cmha})
+            assert not result.failed, module.name
+            attempted += result.attempted
+    assert attempted >= 10
 
 
 def test_readme_has_the_blocks():

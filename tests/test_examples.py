@@ -15,9 +15,13 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 SHORT = {"heads_4_to_8.py": ["12"], "without_c_proj.py": ["12"], "what_the_cache_saves.py": ["20"]}
 
 
+def call(name, *arguments):
+    command = [sys.executable, "-W", "error", str(EXAMPLES / name), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+
+
 def run(name, *arguments):
-    command = [sys.executable, "-W", "error", str(EXAMPLES / name), *SHORT.get(name, []), *arguments]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    result = call(name, *SHORT.get(name, []), *arguments)
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
     return result.stdout
@@ -91,6 +95,30 @@ def test_the_head_that_looks_back_is_found(tmp_path):
     for layer, head, mean, largest, _ in rows:
         assert (float(mean) > 0.95 and largest == "100") == ((layer, head) == ("1", "1"))
     assert len(re.findall(r"^\S+ @|^\S+ *@$", output, re.MULTILINE)) >= 10  # the diagonal of the map
+
+
+@pytest.mark.parametrize(
+    "name, arguments",
+    [
+        ("previous_token_head.py", []),
+        ("previous_token_head.py", ["a", "b"]),
+        *(("heads_4_to_8.py", [text]) for text in ("0", "-3", "1.5", "\u0663", "9" * 5000)),
+        ("without_c_proj.py", ["many"]),
+        ("what_the_cache_saves.py", ["3", "4"]),
+    ],
+)
+def test_a_wrong_argument_is_one_line_of_usage(name, arguments):
+    done = call(name, *arguments)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith("usage: python ") and done.stderr.count("\n") == 1 and name in done.stderr
+
+
+def test_a_folder_that_is_no_run_is_one_line(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    for folder in (tmp_path / "nonexist", tmp_path):
+        done = call("previous_token_head.py", str(folder))
+        assert done.returncode == 1 and done.stdout == ""
+        assert "error: " in done.stderr and done.stderr.count("\n") == 1 and str(folder.name) in done.stderr
 
 
 def test_every_example_is_short_and_tested():

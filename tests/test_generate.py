@@ -159,7 +159,7 @@ def test_an_option_out_of_range_is_named(options):
 
 def test_unknown_option_and_wrong_types():
     wrong = [{"top_q": 1}, {"top_k": "3"}, {"stop": "ab"}, {"seed": True}, {"top_p": [0.5]}, {"stop_strings": 3}]
-    wrong += [{"stop_strings": ["a", 1]}, {"stop_strings": "a"}, {"return_logprobs": 1}, {"cache": 3}]
+    wrong += [{"stop_strings": ["a", 1]}, {"stop_strings": "a"}, {"return_logprobs": 1}, {"cache": 3}, {"progress": 3}]
     for options in wrong:
         with pytest.raises(TypeError):
             generate(chain([1, 0]), [[0]], 2, **options)

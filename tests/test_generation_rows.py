@@ -6,6 +6,7 @@ import pytest
 import cmha
 from cmha import ByteTokenizer, CharTokenizer
 from cmha.generate.sampling import check_sampling, next_token, uniform
+from cmha.generate.stops import Stops
 
 from .checking import same_bits
 from .models import tiny
@@ -122,6 +123,12 @@ def test_stop_strings_end_with_the_id_that_completes_them(strings, said):
     out = generate(Fixed(text.encode()), [[69, 78, 68]], len(text.encode()), stop_strings=strings,
                    tokenizer=ByteTokenizer(), temperature=0)  # fmt: skip
     assert bytes(out[0].tolist()) == b"END" + (said if said is not None else text).encode()  # "END" before is no end
+
+
+def test_stop_strings_pass_over_the_ids_of_a_padded_vocabulary():
+    """They have no text; a stop string does not reach across one, as in TextUntil."""
+    stops = Stops(65, None, "bc", CharTokenizer("abc"))
+    assert not stops.met([64]) and not stops.met([1, 64, 2]) and stops.met([64, 1, 2]) and not stops.met([1, 2, 64])
 
 
 def test_stop_strings_of_characters_and_rows():

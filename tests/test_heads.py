@@ -1,6 +1,7 @@
 """Pictures of attention: labels, the terminal, PNG and SVG, and the page in a real browser."""
 
 import base64
+import html
 import json
 import os
 import re
@@ -91,7 +92,7 @@ def test_terminal_maps_with_colour_have_a_cell_for_each_weight():
 @pytest.mark.parametrize("heads, tokens, width", [(4, 1, 80), (144, 20, 80), (4, 200, 80), (2, 200, 230), (1, 9, 10)])
 def test_terminal_maps_fit_the_terminal(heads, tokens, width):
     text = heat_maps(some_maps(heads, tokens), width=width)
-    drawn = [line for line in text.splitlines()[3:]]
+    drawn = text.splitlines()[2:]  # behind title and note
     assert max(map(len, drawn)) <= max(width, 16)
     assert ("the first" in text) == (tokens > width - 12)
 
@@ -129,7 +130,7 @@ def test_the_command_prints_to_a_pipe_in_any_locale(run):
 @pytest.mark.parametrize(
     "arguments, code, words",
     [
-        (["--out", "maps.pdf"], 2, ".html, .png, .svg; got 'maps.pdf'"),
+        (["--out", "maps.pdf"], 2, "*.html or *.png or *.svg; got 'maps.pdf'"),
         (["--layer", "2"], 1, "got 2, expected 0 to 1"),
         (["--layer", "-1"], 2, "at least 0"),
         (["--out", "no/such/folder.html"], 1, "No such file"),
@@ -195,6 +196,56 @@ def test_figures_are_drawn_with_the_text_as_text(kind, heads, tokens, tmp_path):
     data = path.read_bytes()
     assert data.startswith(b"\x89PNG") if kind == "png" else b"<svg" in data and data.count(b"layer 0, head") >= 1
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def drawn(maps, path):
+    """The texts of a figure as .svg, in the order of drawing, and the file."""
+    pytest.importorskip("matplotlib", reason="pictures need matplotlib")
+    from cmha.see.figure import save_figure
+
+    save_figure(maps, str(path))
+    source = path.read_text(encoding="utf-8")
+    return [html.unescape(text) for text in re.findall(r"<!-- (.*?) -->", source)], source
+
+
+def test_a_figure_says_what_its_colours_rows_and_columns_are(tmp_path):
+    texts, _ = drawn(some_maps(2, 7), tmp_path / "maps.svg")
+    assert {"0", "0.01", "0.1", "0.4", "1", "weight. A row is a query,", "a column the key it looks at."} <= set(texts)
+
+
+def test_many_maps_of_a_long_text_are_one_image_and_few_labels(tmp_path):
+    texts, source = drawn(some_maps(12, 200, layers=2, text="abcdefg"), tmp_path / "maps.svg")
+    assert source.count("<image") <= 2  # all maps, and the scale
+    assert [t for t in texts if t.startswith("layer")] == [f"layer {i}, head {j}" for i in range(2) for j in range(12)]
+    labels = [t for t in texts if t in set("abcdefg")]
+    assert 14 * 8 <= len(labels) <= 14 * 25  # at the left of each layer, under each column
+
+
+@pytest.mark.parametrize("heads, tokens, layers", [(2, 5, 1), (1, 150, 1), (13, 3, 2)])
+def test_every_cell_of_a_figure_has_the_colour_of_its_weight(heads, tokens, layers, tmp_path):
+    pytest.importorskip("matplotlib", reason="pictures need matplotlib")
+    from matplotlib.image import imread
+
+    from cmha.see.figure import save_figure
+
+    maps = some_maps(heads, tokens, layers)
+    for weights in maps.weights.values():
+        weights[...] = np.tri(tokens) * 0.25  # whose level is the square root, a half: the colour in the middle
+    save_figure(maps, str(tmp_path / "maps.png"))
+    dots = np.rint(imread(tmp_path / "maps.png")[..., :3] * 255).astype(int)
+    middle = np.abs(dots - (108, 166, 205)).max(axis=-1) <= 2
+    inside = layers * heads * np.tri(tokens).sum()  # cells; the frame covers some dots, the scale has some more
+    side = round(np.sqrt(middle.sum() / inside))
+    assert side >= 1 and 0.97 * inside * side**2 < middle.sum() + 4 * side * tokens * layers * heads
+    assert middle.sum() < 1.03 * inside * side**2 + 200
+
+
+def test_labels_that_are_long_are_cut_and_the_title_is_wrapped(tmp_path):
+    maps = some_maps(1, 3)
+    maps.labels, maps.title = ["x" * 50, "y", "z"], "a long title " * 9
+    texts, source = drawn(maps, tmp_path / "maps.svg")
+    assert "x" * 11 + "\u2026" in texts and "x" * 12 not in source
+    assert len([t for t in texts if t.startswith("a long title") or t.startswith("long title")]) >= 2
 
 
 def test_without_matplotlib_the_error_names_the_extra(run, capsys, monkeypatch, tmp_path):

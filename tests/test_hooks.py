@@ -102,7 +102,7 @@ def test_heads_off_refuses_what_is_not_there():
     for heads, kind in (({2: [0]}, ValueError), ({0: [2]}, ValueError), ([0], TypeError)):
         with pytest.raises(kind, match="heads_off"), cmha.heads_off(gpt, heads):
             pass
-    assert all(not part._hooks or not any(part._hooks) for _, part in gpt.named_modules())
+    assert all(not any(part._hooks or ()) for _, part in gpt.named_modules())
 
 
 def test_scores_of_zero_weigh_all_visible_keys_alike():
@@ -137,7 +137,7 @@ def test_replace_refuses_other_names_and_shapes():
     with cmha.replace(gpt, {"h.0.attn.weights": np.zeros((2, 4, 3))}):
         with pytest.raises(ValueError, match=r"must keep its shape; got \(2, 4, 3\), expected \(2, 4, 4\)"):
             gpt(tokens)
-    assert gpt.h[0].attn.fused and "named" not in vars(gpt.h[0].attn)
+    assert gpt.h[0].attn.fused
 
 
 def test_head_importance_is_the_loss_without_the_head_minus_the_loss():
@@ -166,3 +166,72 @@ def test_head_importance_refuses_what_is_no_text():
         cmha.head_importance(tiny(), np.array([1]))
     with pytest.raises(TypeError, match="needs a GPT"):
         cmha.head_importance(make(), np.array([1, 2]))
+
+
+@pytest.mark.parametrize("batch_size", [0, -1, 1.5, None, True, "2"])
+def test_head_importance_refuses_a_batch_size_that_is_none(batch_size):
+    rule = r"\[head_importance\] batch_size must be an integer of at least 1; got "
+    with pytest.raises((ValueError, TypeError), match=rule):
+        cmha.head_importance(tiny(), ids(2, 5), batch_size=batch_size)
+
+
+@pytest.mark.parametrize("text", [np.zeros(shape, int) for shape in ((0,), (0, 5), (2, 0), (2, 1))])
+def test_head_importance_refuses_an_empty_text(text):
+    with pytest.raises(ValueError, match=r"\[head_importance\] ids must be .*, two or more a row; got int64 of shape"):
+        cmha.head_importance(tiny(), text)
+
+
+@pytest.mark.parametrize(
+    "wanted, words",
+    [
+        ({"layers": [1, 1]}, "layers must be a list of integers from 0 to 1, at least one, none twice; got"),
+        ({"layers": []}, "at least one"),
+        ({"layers": 0}, "layers must be a list .* got 0"),
+        ({"layers": [2]}, "an entry of layers must be an integer from 0 to 1; got 2"),
+        ({"layers": ["a"]}, "an entry of layers .* got 'a'"),
+        ({"heads": False}, "heads, unless True, must be a list of integers from 0 to 1, .* got False"),
+        ({"heads": None}, "heads, unless True, must be a list .* got None"),
+        ({"heads": [2]}, "an entry of heads, unless True, must be an integer from 0 to 1; got 2"),
+    ],
+)
+def test_attention_weights_refuses_what_it_cannot_give(wanted, words):
+    gpt = tiny()
+    with pytest.raises((ValueError, TypeError), match=rf"\[attention_weights\] .*{words}"):
+        cmha.attention_weights(gpt, ids(1, 4), **wanted)
+    assert not any(any(part._hooks or ()) for _, part in gpt.named_modules())
+    assert list(cmha.attention_weights(gpt, ids(1, 4), layers=range(1, 2), heads=np.array([1]))) == [1]
+
+
+@pytest.mark.parametrize("heads", [{0: 0}, {0: None}, {0: "0"}, {0: [0, 0]}, {0: [0.5]}, {0: {1}}, None, 0, {"0": [0]}])
+def test_heads_off_needs_lists(heads):
+    for model in (tiny(), tiny(n_layer=1)):
+        with pytest.raises((ValueError, TypeError), match=r"\[heads_off\] "):
+            cmha.heads_off(model, heads)
+    mha, x = make(), cmha.tensor(normal(1, 4, 12))
+    with cmha.heads_off(mha, np.array([1, 2])), cmha.heads_off(mha, range(0, 1)), cmha.heads_off(mha, []):
+        same_bits(mha(x), array(mha.c_proj(cmha.zeros((1, 4, 12)))))
+
+
+@pytest.mark.parametrize(
+    "changes, kind, words",
+    [
+        ({0: lambda x: x}, KeyError, "no such intermediate; got 0"),
+        ({None: lambda x: x}, KeyError, "no such intermediate; got None"),
+        ({("blocks", 0): lambda x: x}, KeyError, "no such intermediate; got"),
+        (["logits"], TypeError, "needs a dict; got"),
+        (None, TypeError, "needs a dict; got None"),
+        ({"logits": None}, TypeError, r"\[replace\] "),
+        ({"logits": "text"}, TypeError, r"\[replace\] "),
+    ],
+)
+def test_replace_refuses_what_is_no_change_before_anything_runs(changes, kind, words):
+    with pytest.raises(kind, match=words):
+        cmha.replace(tiny(), changes)
+
+
+@pytest.mark.parametrize("name", ["logits", "blocks.0.attn.scores"])
+def test_a_function_that_returns_nothing_is_named(name):
+    gpt = tiny()
+    with pytest.raises(TypeError, match=rf"the function for {name} must return a tensor or an array; got None"):
+        with cmha.replace(gpt, {name: lambda x: None}):
+            gpt(ids(1, 4))

@@ -74,6 +74,33 @@ def test_p7_through_a_pipe_it_is_plain_text(run, environment):
     assert b"\x1b" not in done.stdout and done.stdout.count(b"\n") == 20
 
 
+@pytest.mark.parametrize("columns", [1, 80])
+def test_losses_and_steps_that_reach_the_ends_of_their_types_have_a_plot(tmp_path, columns):
+    big = write_log(tmp_path / "big", [(1, 1e308, -1e308), (2, -1e308, 1e308), (3, 0.5, 1e308)])
+    *plane, axis, steps, training, validation = draw_text([read_curves(big)], columns).split("\n")
+    assert plane[0].startswith(" 1e+308 |*") and plane[15].startswith("-1e+308 |o") and plane[0].endswith("o")
+    assert training.endswith("last 0.5000, lowest -1e+308 at step 2") and validation.endswith("-1e+308 at step 1")
+    last = 2**63 - 1
+    text = draw_text([read_curves(write_log(tmp_path / "far", [(last - 9, 2.0, None), (last, 1.0, None)]))], columns)
+    assert text.split("\n")[17].split() == ["step", str(last - 9), str(last)]
+
+
+def test_a_picture_of_losses_beyond_an_axis_is_one_clear_line(tmp_path, capsys):
+    pytest.importorskip("matplotlib", reason="the extra `plot`")
+    run = write_log(tmp_path / "big", [(1, 1e308, None), (2, -1e308, None)])
+    assert main(["plot", str(run), "--out", str(tmp_path / "x.png")]) == 1
+    assert "[plot] a picture needs losses from -1e+100 to 1e+100; got 1e+308" in capsys.readouterr().err
+    assert not (tmp_path / "x.png").exists()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="names hold no control characters there")
+def test_a_name_with_control_characters_is_spelled_out(tmp_path, capsys):
+    runs = [str(write_log(tmp_path / name, ROWS)) for name in ("a\x1b[31mb", "c\nd")]
+    assert main(["plot", *runs]) == 0
+    out = capsys.readouterr().out
+    assert "a\\x1b[31mb: last" in out and "c\\nd: last" in out and "\x1b" not in out
+
+
 def test_wrong_runs_are_one_line(run, tmp_path, capsys):
     write_log(tmp_path / "bad", [(1, 2.0, None)], end="\nx\n")
     for code, arguments in [

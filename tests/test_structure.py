@@ -16,8 +16,8 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 LAYERS = [
     {"entry", "errors"},
     {"_core", "files", "tensor_file"},
-    {"ops"},
-    {"autograd", "foreign", "tensor", "random", "functional", "threads"},
+    {"ops", "types"},
+    {"along_axes", "autograd", "foreign", "interchange", "tensor", "random", "functional", "threads"},
     {"nn"},
     {"gpt", "text", "generate"},
     {"train"},

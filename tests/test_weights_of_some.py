@@ -141,11 +141,15 @@ def test_decoding_with_mask_key_padding_and_dropout_at_once():
         ({"need_weights": [1, 1]}, ValueError, "none twice"),
         ({"need_weights": []}, ValueError, "at least one"),
         ({"need_weights": ["a"]}, TypeError, "'a'"),
-        ({"need_weights": 2}, TypeError, "need_weights must be a bool"),
+        ({"need_weights": 2}, TypeError, "need_weights must be a bool or a list of heads; got 2"),
+        ({"need_weights": "no"}, TypeError, "a bool or a list of heads; got 'no'"),
+        ({"need_weights": np.array([0.0])}, ValueError, "an entry of need_weights"),
+        ({"need_weights": np.array(1)}, TypeError, "a bool or a list of heads"),
         ({"weight_rows": (0, 1)}, ValueError, "weight_rows needs need_weights"),
         ({"need_weights": True, "weight_rows": (0, 10)}, ValueError, "stop of weight_rows .* from 0 to 9; got 10"),
         ({"need_weights": True, "weight_rows": (3, 2)}, ValueError, "from 3 to 9; got 2"),
-        ({"need_weights": True, "weight_rows": 3}, TypeError, "must be .start, stop.; got 3"),
+        ({"need_weights": True, "weight_rows": range(0, 4, 2)}, TypeError, "a range of step 1"),
+        ({"need_weights": True, "weight_rows": 3}, TypeError, r"must be \(start, stop\) or a range of step 1; got 3"),
     ],
 )
 def test_what_cannot_be_asked_for(wanted, kind, text):
@@ -189,3 +193,11 @@ def test_behind_a_cache_whose_rows_differ_in_length():
         same_bits(part[layer], weights[:, 1:2, 1:2])
         check(weights, t[f"blocks.{layer}.attn.weights"].numpy().reshape(2, 2, 3, 7).astype(np.float64), 1.0, 16)
         assert (weights[0, :, 2, 5:] == 0).all() and (weights[1, :, 2] > 0).all()
+
+
+@pytest.mark.parametrize("heads", [range(1, 3), np.array([1, 2]), (1, 2), cmha.tensor([1, 2])])
+@pytest.mark.parametrize("rows", [range(2, 5), np.array([2, 5]), [2, 5]])
+def test_heads_and_rows_may_be_any_list_of_integers(heads, rows):
+    q = cmha.tensor(normal(1, H, T, HD))
+    _, weights = ATTEND(q, q, q, need_weights=heads, weight_rows=rows)
+    same_bits(weights, array(ATTEND(q, q, q, need_weights=True)[1])[:, 1:3, 2:5])

@@ -1,5 +1,7 @@
 """Multi-head attention, and the GPT around it, on a compiled row-major tensor core."""
 
+from typing import TYPE_CHECKING
+
 from cmha import entry
 
 entry.before_imports()
@@ -14,6 +16,7 @@ from cmha.functional import (  # noqa: E402
     arange,
     cat,
     cross_entropy,
+    from_dlpack,
     from_numpy,
     full,
     ones,
@@ -46,14 +49,18 @@ entry.after_imports()
 __all__ = [
     "AdamW", "BPETokenizer", "ByteTokenizer", "CharTokenizer", "CheckpointError", "GPT", "GPTConfig", "KVCache",
     "MultiHeadAttention", "Tensor", "arange", "attention_weights", "cat", "clip_grad_norm_", "cosine_schedule",
-    "cross_entropy", "from_numpy", "full", "get_num_threads", "head_importance", "heads_off", "is_grad_enabled",
-    "manual_seed", "memory_stats", "no_grad", "ones", "rand", "randn", "replace", "reset_peak_memory_stats",
-    "scaled_dot_product_attention", "set_num_threads", "show_config", "split", "stack", "tensor", "trace", "where",
-    "zeros",
+    "cross_entropy", "from_dlpack", "from_numpy", "full", "get_num_threads", "head_importance", "heads_off",
+    "is_grad_enabled", "manual_seed", "memory_stats", "no_grad", "ones", "rand", "randn", "replace",
+    "reset_peak_memory_stats", "scaled_dot_product_attention", "set_num_threads", "show_config", "split", "stack",
+    "tensor", "trace", "where", "zeros",
 ]  # fmt: skip
 
 
-def __getattr__(name):
-    if name == "__version__":
-        return threads.installed_version("cmha")
-    raise AttributeError(f"module 'cmha' has no attribute {name!r}")
+__version__: str
+
+if not TYPE_CHECKING:  # or every name would be one to a type checker
+
+    def __getattr__(name):
+        if name == "__version__":
+            return threads.installed_version("cmha")
+        raise AttributeError(f"module 'cmha' has no attribute {name!r}")

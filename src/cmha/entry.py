@@ -4,22 +4,27 @@
 first moment must still end as everything does there: in one line, or in silence. As a library nothing of this happens.
 """
 
+from __future__ import annotations
+
 import os
 import signal
 import sys
+from collections.abc import Callable
+from types import FrameType, TracebackType
 
-_interrupt = None  # the handler of SIGINT that was there before
+# the handler of SIGINT that was there before
+_interrupt: Callable[[int, FrameType | None], object] | int | None = None
 
 
-def is_the_command():
+def is_the_command() -> bool:
     """This process is `cmha` or `python -m cmha`."""
-    arguments = getattr(sys, "argv", None) or [""]
+    arguments: list[str] = getattr(sys, "argv", None) or [""]
     if arguments[0] == "-m":  # while Python looks for the module
         return sys.orig_argv[-len(arguments)] in ("cmha", "-mcmha")
     return os.path.basename(arguments[0]) == "cmha"
 
 
-def before_imports():
+def before_imports() -> None:
     global _interrupt
     if is_the_command():
         sys.excepthook = _end
@@ -27,12 +32,12 @@ def before_imports():
             _interrupt = signal.signal(signal.SIGINT, lambda *_: os._exit(130))
 
 
-def after_imports():
+def after_imports() -> None:
     if _interrupt is not None:
         signal.signal(signal.SIGINT, _interrupt)
 
 
-def _end(kind, error, trace):
+def _end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """The command's sys.excepthook: what is raised outside of cmha.cli's own care."""
     if issubclass(kind, KeyboardInterrupt):
         sys.exit(130)

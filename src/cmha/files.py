@@ -5,6 +5,8 @@
     read_text          UTF-8 only, CRLF -> LF, no byte-order mark; anything else is refused with its byte offset
 """
 
+from __future__ import annotations
+
 import errno
 import hashlib
 import json
@@ -13,34 +15,43 @@ import os
 import re
 import stat
 import threading
+from collections.abc import Callable, Mapping
+from io import BufferedReader
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TypeVar
 
 import numpy as np
 
 from cmha.errors import CheckpointError, listed, message, quote, quote_path
 
+if TYPE_CHECKING:
+    from _typeshed import StrPath
+    from numpy.typing import NDArray
+
+Json = dict[str, Any]  # an object of a JSON file; what stands in it is for its reader to check
 HEADER_LIMIT = 10_000_000  # bytes; a tenth of the format's own limit, as Python's json takes many times a text's size
 MAX_TENSORS = 65_536
+T = TypeVar("T")
 _writing = threading.Lock()  # one writer at a time in a process, so a temp file of our own number is always a leftover
 
 
 class _Counted:
     """A binary file that knows how many bytes it was given, so that lost ones are noticed."""
 
-    def __init__(self, file):
+    def __init__(self, file: BinaryIO) -> None:
         self._file, self.size = file, 0
 
-    def write(self, data):
+    def write(self, data: bytes | memoryview) -> None:
         self._file.write(data)
         self.size += memoryview(data).nbytes
 
-    def replace_start(self, data):
+    def replace_start(self, data: bytes) -> None:
         """Other bytes for the first ones: a header that can only be known when what follows it is written."""
         self._file.seek(0)
         self._file.write(data)
         self._file.seek(0, os.SEEK_END)
 
 
-def write_atomically(path, write):
+def write_atomically(path: StrPath, write: Callable[[_Counted], object]) -> None:
     """Calls write(file) and puts the result at path in one step: a reader sees the old file or the new one, no mixture.
 
     A link is followed: the file it points to is replaced. Any failure removes the temp file and is raised again, an
@@ -65,7 +76,7 @@ def write_atomically(path, write):
             raise OSError(error.errno, error.strerror, path) from error  # the same class, the name asked for
 
 
-def _write_temp(temp, write):
+def _write_temp(temp: str, write: Callable[[_Counted], object]) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
     try:
         descriptor = os.open(temp, flags, 0o666)
@@ -86,14 +97,14 @@ def _write_temp(temp, write):
         raise
 
 
-def _remove(path):
+def _remove(path: str) -> None:
     try:
         os.unlink(path)
     except FileNotFoundError:
         pass
 
 
-def _sync_folder(folder):
+def _sync_folder(folder: str) -> None:
     """A rename lasts only once its folder is on the disk."""
     if os.name != "posix":
         return
@@ -104,16 +115,16 @@ def _sync_folder(folder):
         os.close(descriptor)
 
 
-def write_text(path, text):
+def write_text(path: StrPath, text: str) -> None:
     data = text.encode("utf-8")
     write_atomically(path, lambda file: file.write(data))
 
 
-def write_json(path, value):
+def write_json(path: StrPath, value: object) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def decode_text(data, source):
+def decode_text(data: bytes, source: str) -> str:
     """Bytes -> text: UTF-8, CRLF becomes LF, a byte-order mark is dropped; source names them in the error."""
     try:
         text = data.decode("utf-8")
@@ -123,23 +134,23 @@ def decode_text(data, source):
     return text.removeprefix("\ufeff").replace("\r\n", "\n")
 
 
-def read_text(path):
+def read_text(path: StrPath) -> str:
     with open(path, "rb") as file:
         return decode_text(file.read(), quote_path(path))
 
 
-def _refuse(path, rule, got):
+def _refuse(path: StrPath, rule: str, got: str) -> NoReturn:
     raise CheckpointError(message("load", rule, f"{got} in {quote_path(path)}")) from None
 
 
-def open_file(path):
+def open_file(path: StrPath) -> BufferedReader:
     """For reading. A pipe or a device would be waited for, or never end."""
     if not stat.S_ISREG(os.stat(path).st_mode) and not os.path.isdir(path):  # which open() itself refuses
         _refuse(path, "must be a regular file", "another kind of file")
     return open(path, "rb")
 
 
-def read_json(path, limit=HEADER_LIMIT):
+def read_json(path: StrPath, limit: int = HEADER_LIMIT) -> Json:
     """The JSON object in a file; duplicate keys, NaN and anything that is not an object are refused."""
     with open_file(path) as file:
         data = file.read(limit + 1)
@@ -148,16 +159,18 @@ def read_json(path, limit=HEADER_LIMIT):
     return _parse_object(data, path)
 
 
-def _parse_object(data, path):
-    def unique(pairs):
+def _parse_object(data: bytes, path: StrPath) -> Json:
+    def unique(pairs: list[tuple[str, Any]]) -> Json:
         found = dict(pairs)
         if len(found) < len(pairs):
-            seen = set()
-            twice = next(key for key, _ in pairs if key in seen or seen.add(key))
-            _refuse(path, "JSON keys must differ", f"{quote(twice)} twice")
+            seen: set[str] = set()
+            for key, _ in pairs:
+                if key in seen:
+                    _refuse(path, "JSON keys must differ", f"{quote(key)} twice")
+                seen.add(key)
         return found
 
-    def finite(text):
+    def finite(text: str) -> float:
         if not math.isfinite(float(text)):
             _refuse(path, "JSON numbers must be finite", quote(text))
         return float(text)
@@ -182,14 +195,14 @@ def _parse_object(data, path):
     return value
 
 
-def remove_leftovers(folder):
+def remove_leftovers(folder: StrPath) -> None:
     """Temp files that a killed process left in a folder which only this process writes to."""
     for name in os.listdir(folder):
         if re.fullmatch(r"\..+\.tmp-\d+", name):
             _remove(os.path.join(folder, name))
 
 
-def append_text(path, text):
+def append_text(path: StrPath, text: str) -> None:
     """Puts text behind what a file holds (made if needed) and onto the disk; a failure takes back what was written."""
     with open(path, "ab", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
@@ -208,19 +221,22 @@ def append_text(path, text):
             raise
 
 
-def save_safetensors(path, tensors, metadata=None, sealed=False):
+def save_safetensors(
+    path: StrPath, tensors: Mapping[str, Any], metadata: Mapping[str, object] | None = None, sealed: bool = False
+) -> None:
     """Writes {name: float32 array} at path. Equal content gives equal bytes, and no second copy of the data is made.
 
     sealed: metadata gets a key "sha256", over the header without it and the data, which check_seal compares.
     The header is written here and not by the package, which puts metadata in an order that changes from run to run.
     """
-    arrays = {}
+    arrays: dict[str, NDArray[np.float32]] = {}
     for name in sorted(tensors):
         array = np.asarray(tensors[name])
         if array.dtype.newbyteorder("=") != np.float32:
             raise TypeError(message("save", "tensors must be float32", f"{quote(name)} of dtype {array.dtype}"))
         arrays[name] = np.ascontiguousarray(array, dtype="<f4").reshape(array.shape)
-    header, offset = {}, 0
+    header: Json = {}
+    offset = 0
     if metadata:
         header["__metadata__"] = {key: str(metadata[key]) for key in sorted(metadata)}
     for name, array in arrays.items():
@@ -229,28 +245,28 @@ def save_safetensors(path, tensors, metadata=None, sealed=False):
     if sealed:
         seal = hashlib.sha256(_header_bytes(header))
         for array in arrays.values():
-            seal.update(array.reshape(-1).view(np.uint8))
+            seal.update(array.reshape(-1).view(np.uint8).data)
         header["__metadata__"]["sha256"] = seal.hexdigest()
     text = _header_bytes(header)
     text += b" " * (-len(text) % 8)  # so that the data starts aligned
 
-    def write(file):
+    def write(file: _Counted) -> None:
         file.write(len(text).to_bytes(8, "little") + text)
         for array in arrays.values():
             if array.size:
-                file.write(array.reshape(-1).view(np.uint8))
+                file.write(array.reshape(-1).view(np.uint8).data)
 
     write_atomically(path, write)
 
 
-def _header_bytes(header):
+def _header_bytes(header: Json) -> bytes:
     return json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
 
 
-def check_seal(path):
+def check_seal(path: StrPath) -> dict[str, str]:
     """The metadata of a sealed file, every byte of which is as it was written."""
     header = read_header(path)
-    metadata = header.get("__metadata__", {})
+    metadata: dict[str, str] = header.get("__metadata__", {})
     written = metadata.pop("sha256", None)
     seal = hashlib.sha256(_header_bytes(header))
     with open(path, "rb") as file:
@@ -262,13 +278,13 @@ def check_seal(path):
     return metadata
 
 
-def read_header(path):
+def read_header(path: StrPath) -> Json:
     """The header of a safetensors file, checked against the size of the file before a byte of it is parsed."""
     with open_file(path) as file:
         return header_of(file, path)[0]
 
 
-def header_of(file, path):
+def header_of(file: BufferedReader, path: StrPath) -> tuple[Json, int]:
     """(header, byte at which the data starts)"""
     size = os.fstat(file.fileno()).st_size
     if size < 8:
@@ -289,7 +305,7 @@ def header_of(file, path):
     return header, 8 + length
 
 
-def _is_entry(name, entry):
+def _is_entry(name: str, entry: Any) -> bool:
     if not isinstance(entry, dict):
         return False
     if name == "__metadata__":
@@ -304,12 +320,13 @@ def _is_entry(name, entry):
     )
 
 
-def read_metadata(path):
+def read_metadata(path: StrPath) -> dict[str, str]:
     """The text entries of a safetensors file; {} where there are none."""
-    return read_header(path).get("__metadata__", {})
+    metadata: dict[str, str] = read_header(path).get("__metadata__", {})
+    return metadata
 
 
-def load_safetensors(path):
+def load_safetensors(path: StrPath) -> dict[str, NDArray[Any]]:
     """{name: array} of a safetensors file. Whatever is wrong with the file is a CheckpointError that names it."""
     from safetensors.numpy import load_file
 
@@ -317,7 +334,7 @@ def load_safetensors(path):
     return as_checkpoint_error(load_file, path)
 
 
-def as_checkpoint_error(call, path):
+def as_checkpoint_error(call: Callable[[StrPath], T], path: StrPath) -> T:
     """call(path) of the safetensors package; its refusals become ours."""
     from safetensors import SafetensorError
 

@@ -1,19 +1,28 @@
 """What callers hand in, made into what the core takes: data, sizes, axes. Every refusal names its op."""
 
+from __future__ import annotations
+
 import operator
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
 
 import numpy as np
 
 from cmha import _core
 from cmha.errors import quote
 
+if TYPE_CHECKING:
+    from cmha._core import Array
+    from cmha.types import ArrayLike, Axes, NumPyArray, Sizes
 
-def to_array(data, op):
+T = TypeVar("T")
+
+
+def to_array(data: ArrayLike, op: str) -> Array:
     """A copy of numbers, lists or arrays on memory of the core."""
     return _core.copy(_core.from_buffer(numpy_array(data, op)))
 
 
-def numpy_array(data, op):
+def numpy_array(data: ArrayLike, op: str) -> NumPyArray:
     """NumPy's view of `data` as float32, int64 or bool, any byte order, stride and alignment."""
     if isinstance(data, np.ma.MaskedArray):
         raise TypeError(f"[{op}] a masked array would lose its mask; got a MaskedArray, expected .filled(value)")
@@ -40,12 +49,12 @@ def numpy_array(data, op):
     return np.array(a, dtype=a.dtype.newbyteorder("="), order="C", subok=False)
 
 
-def is_data(x):
+def is_data(x: object) -> bool:
     """Whether x is meant as the numbers of a tensor: to any other x an operator says NotImplemented."""
     return isinstance(x, list | tuple) or (hasattr(x, "__array__") and not isinstance(x, str | bytes))
 
 
-def read_sizes(sizes):
+def read_sizes(sizes: tuple[Sizes, ...]) -> tuple[Any, ...]:
     """(2, 3), ((2, 3),) and (np.array([2, 3]),) are the same sizes; the core checks each of them."""
     if len(sizes) != 1:
         return sizes
@@ -55,10 +64,12 @@ def read_sizes(sizes):
     return tuple(given) if isinstance(given, tuple | list) else sizes
 
 
-def read_axis(op, axis, ndim):
+def read_axis(op: str, axis: SupportsIndex, ndim: int) -> int:
     """One axis as a non-negative int."""
     try:
-        number = operator.index(None if isinstance(axis, bool) else axis)
+        if isinstance(axis, bool):
+            raise TypeError
+        number = operator.index(axis)
     except TypeError:
         raise TypeError(f"[{op}] an axis must be an int; got {quote(axis)}") from None
     if not -ndim <= number < ndim:
@@ -66,7 +77,7 @@ def read_axis(op, axis, ndim):
     return number % ndim
 
 
-def read_axes(op, axis, ndim):
+def read_axes(op: str, axis: Axes, ndim: int) -> tuple[int, ...]:
     """None (all axes), an int or a tuple of ints as an ascending tuple of non-negative ints."""
     if axis is None:
         return tuple(range(ndim))
@@ -78,7 +89,7 @@ def read_axes(op, axis, ndim):
     return tuple(sorted(axes))
 
 
-def one_of(op, name, value, torch_name, torch_value, default):
+def one_of(op: str, name: str, value: T | None, torch_name: str, torch_value: T | None, default: T) -> T:
     """The value that was given under NumPy's name or under PyTorch's (axis or dim), else the default."""
     if torch_value is None:
         return default if value is None else value

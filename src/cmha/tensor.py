@@ -1,16 +1,29 @@
 """Tensor: an array of the core, a gradient, and how it was made. Each method is a line or two."""
 
+from __future__ import annotations
+
 import builtins
+from collections.abc import Callable, Iterator
 from operator import attrgetter
+from typing import TYPE_CHECKING, Any, ClassVar, SupportsIndex, overload
 
 import numpy as np
 
 from cmha import _core, autograd, ops
+from cmha.along_axes import AlongAxes
 from cmha.errors import as_number, check_flag, quote
-from cmha.foreign import is_data, one_of, read_axes, read_axis, read_sizes, to_array
+from cmha.foreign import is_data, read_axis, read_sizes, to_array
+from cmha.interchange import Interchange
+
+if TYPE_CHECKING:
+    from cmha._core import Array
+    from cmha.autograd import Node
+    from cmha.types import ArrayLike, Axes, Dtype, Flag, Index, Op, OpOfTwo, Shape, Sizes
+
+    Operator = Callable[["Tensor", ArrayLike], "Tensor"]
 
 
-def to_tensor(x, op="tensor"):
+def to_tensor(x: ArrayLike, op: str = "tensor") -> Tensor:
     """Tensors as they are; numbers, lists and arrays copied into one."""
     if isinstance(x, Tensor):
         return x
@@ -19,7 +32,7 @@ def to_tensor(x, op="tensor"):
     return Tensor(to_array(x, op))
 
 
-def _other(name, other):
+def _other(name: str, other: ArrayLike) -> Tensor | None:
     """The other operand as a tensor; None where Python should ask its type what to do."""
     try:
         return to_tensor(other, name)
@@ -29,34 +42,41 @@ def _other(name, other):
         return None
 
 
-def _number_op(name, op, reverse=False):
-    def method(self, other):
-        other = _other(name, other)
-        if other is None:
+def _number_op(name: str, op: Op, reverse: bool = False) -> Operator:
+    def method(self: Tensor, other: ArrayLike) -> Any:  # a Tensor, or NotImplemented
+        y = _other(name, other)
+        if y is None:
             return NotImplemented
-        return make(op, other, self) if reverse else make(op, self, other)
+        return make(op, y, self) if reverse else make(op, self, y)
 
     return method
 
 
-def _compare_op(name, kernel, swap=False):
-    def method(self, other):
-        other = _other(name, other)
-        if other is None:
+def _compare_op(name: str, kernel: Callable[[Array, Array], Array], swap: bool = False) -> Operator:
+    def method(self: Tensor, other: ArrayLike) -> Any:  # a Tensor, or NotImplemented
+        y = _other(name, other)
+        if y is None:
             return NotImplemented
-        return Tensor(kernel(other._data, self._data) if swap else kernel(self._data, other._data))
+        return Tensor(kernel(y._data, self._data) if swap else kernel(self._data, y._data))
 
     return method
 
 
-class Tensor:
-    """Row-major tensor of float32, int64 or bool; made by cmha.tensor, zeros, ones, full, arange, randn, from_numpy."""
+class Tensor(Interchange, AlongAxes):  # in this order: __new__ is the one of the compiled base
+    """Row-major tensor of float32, int64 or bool, of at most 8 axes; `cmha.tensor` and its relatives make one.
+
+    Float32 tensors can need gradients. Every method makes a new tensor; views share memory, and nothing is changed in
+    place.
+    """
 
     __slots__ = ("_data", "_grad", "_requires_grad", "_node", "__weakref__")
-    __array_ufunc__ = None  # a NumPy array on the left hands the operation to us
     __hash__ = object.__hash__
+    _data: Array
+    _grad: Tensor | None
+    _node: Node | None  # the op that made it
+    _requires_grad: bool
 
-    def __init__(self, data, requires_grad=False):
+    def __init__(self, data: Array | ArrayLike, requires_grad: bool = False) -> None:
         self._data = data if type(data) is _core.Array else to_tensor(data)._data
         self._grad = self._node = None
         self._requires_grad = False
@@ -64,36 +84,43 @@ class Tensor:
             self.requires_grad = requires_grad
 
     # ------------------------------------------------------------------------------------------ what it is
-    data = property(attrgetter("_data"), doc="The array of the core; only optimisers and loading write into it.")
+    if TYPE_CHECKING:
+        data: Array
+    else:
+        data = property(attrgetter("_data"), doc="The array of the core; only optimisers and loading write into it.")
 
     @property
-    def shape(self):
+    def shape(self) -> Shape:
+        """The sizes of the axes, a tuple."""
         return self._data.shape
 
     @property
-    def strides(self):
-        """In elements, not bytes."""
+    def strides(self) -> Shape:
+        """Elements (not bytes) from one entry of an axis to the next, a tuple."""
         return self._data.strides
 
     @property
-    def ndim(self):
+    def ndim(self) -> int:
+        """Number of axes."""
         return self._data.ndim
 
     @property
-    def size(self):
+    def size(self) -> int:
+        """Number of elements."""
         return self._data.size
 
     @property
-    def dtype(self):
+    def dtype(self) -> Dtype:
         """One of "float32", "int64", "bool"."""
         return self._data.dtype
 
     @property
-    def requires_grad(self):
+    def requires_grad(self) -> bool:
+        """Whether backward leaves a gradient here; settable on a float32 tensor that no op computed."""
         return self._requires_grad
 
     @requires_grad.setter
-    def requires_grad(self, value):
+    def requires_grad(self, value: bool) -> None:
         value = check_flag("requires_grad", "requires_grad", value)
         if value and self.dtype != "float32":
             raise TypeError(f"[requires_grad] only float32 tensors have gradients; got dtype {self.dtype}")
@@ -102,34 +129,35 @@ class Tensor:
         self._requires_grad = value
 
     @property
-    def grad(self):
+    def grad(self) -> Tensor | None:
         """What backward added up, or None; settable, to a tensor of the same shape or to None."""
         return self._grad
 
     @grad.setter
-    def grad(self, value):
+    def grad(self, value: ArrayLike | None) -> None:
         if value is not None:
             value = to_tensor(value, "grad").float()
             if value.shape != self.shape:
                 raise ValueError(f"[grad] needs the tensor's shape; got {value.shape}, expected {self.shape}")
         self._grad = value
 
-    def is_contiguous(self):
+    def is_contiguous(self) -> bool:
+        """Whether the elements lie in row-major order without gaps."""
         return self._data.is_contiguous()
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self._data)
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Tensor]:
         return (self[i] for i in range(len(self)))
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         with np.printoptions(precision=4, threshold=200, edgeitems=3):
             text = np.array2string(np.asarray(self._data), separator=", ", prefix="tensor(")
         extra = "" if self.dtype == "float32" else f", dtype={self.dtype}"
         return f"tensor({text}, shape={self.shape}{extra}{', requires_grad=True' if self.requires_grad else ''})"
 
-    def __format__(self, spec):
+    def __format__(self, spec: str) -> str:
         """Of one element the number, so that f"{loss:.3f}" works; of more the repr."""
         try:
             return format(self.item() if self.size == 1 else repr(self), spec)
@@ -137,75 +165,57 @@ class Tensor:
             rule = "the format must suit a number" if self.size == 1 else "several elements are formatted as text"
             raise ValueError(f"[format] {rule}; got {quote(spec)} for shape {self.shape}") from None
 
-    # ------------------------------------------------------------------------------------------ out of here
-    def numpy(self):
-        """A read-only NumPy view on the same memory (after detach() if the tensor needs gradients)."""
-        if self.requires_grad:
-            raise RuntimeError("[numpy] the tensor needs gradients, which NumPy would lose; call detach() first")
-        return np.asarray(self._data)
-
-    def __array__(self, dtype=None, copy=None):
-        a = self.numpy()
-        return a.astype(dtype) if dtype is not None and dtype != a.dtype else a.copy() if copy else a
-
-    def item(self):
-        return self._data.item()
-
-    def tolist(self):
-        return np.asarray(self._data).tolist()
-
-    def __float__(self):
-        return float(self.item())
-
-    def __int__(self):
-        return int(self.item())
-
-    def __bool__(self):
-        return bool(self.item())
-
-    def detach(self):
-        """The same memory, outside the graph."""
+    def detach(self) -> Tensor:
+        """The same memory, outside the graph: no gradient flows through it."""
         return Tensor(self._data)
 
-    def float(self):
-        """float32 (int64 and bool converted)."""
+    def float(self) -> Tensor:
+        """As float32: itself, or int64 and bool converted."""
         return self if self.dtype == "float32" else Tensor(_core.to_float(self._data))
 
-    def __reduce__(self):
-        return _unpickle, (np.array(self._data), self.requires_grad)
-
     # ------------------------------------------------------------------------------------------ shape
-    def reshape(self, *shape):
+    def reshape(self, *shape: Sizes) -> Tensor:
+        """The same elements in row-major order under another shape; one size may be -1 and follows from the others.
+
+        A view where strides can describe the new shape, else a copy. ValueError: another number of elements.
+        """
         return make(ops.reshape, self, shape=read_sizes(shape))
 
-    def permute(self, *axes):
+    def permute(self, *axes: Sizes) -> Tensor:
+        """A view whose axis i is axis axes[i] of this one; each is named once."""
         return make(ops.permute, self, axes=read_sizes(axes))
 
-    def transpose(self, axis0, axis1):
+    def transpose(self, axis0: SupportsIndex, axis1: SupportsIndex) -> Tensor:
+        """A view with two axes swapped."""
         axes = list(range(self.ndim))
         i, j = read_axis("transpose", axis0, self.ndim), read_axis("transpose", axis1, self.ndim)
         axes[i], axes[j] = j, i
         return make(ops.permute, self, axes=tuple(axes))
 
     @property
-    def T(self):
-        """All axes reversed."""
+    def T(self) -> Tensor:
+        """A view with all axes reversed."""
         return make(ops.permute, self, axes=tuple(range(self.ndim))[::-1])
 
     @property
-    def mT(self):
-        """The last two axes swapped."""
+    def mT(self) -> Tensor:
+        """A view with the last two axes swapped. ValueError: fewer than two axes."""
         if self.ndim < 2:
             raise ValueError(f"[mT] needs at least two axes; got shape {self.shape}")
         return self.transpose(-2, -1)
 
-    def expand(self, *shape):
+    def expand(self, *shape: Sizes) -> Tensor:
+        """A view that repeats axes of size 1, and adds axes in front, with stride 0; -1 keeps a size.
+
+        ValueError: an axis of another size would have to grow.
+        """
         return make(ops.expand, self, shape=read_sizes(shape))
 
-    def contiguous(self):
+    def contiguous(self) -> Tensor:
+        """Itself if its elements lie in row-major order, else a copy where they do."""
         return self if self.is_contiguous() else make(ops.contiguous, self)
 
-    def __getitem__(self, key):
+    def __getitem__(self, key: Index) -> Tensor:
         return make(ops.index, self, key=key)
 
     # ------------------------------------------------------------------------------------------ arithmetic
@@ -223,19 +233,20 @@ class Tensor:
     __le__ = _compare_op("less_equal", _core.less_equal)
     __gt__ = _compare_op("less", _core.less, swap=True)
     __ge__ = _compare_op("less_equal", _core.less_equal, swap=True)
-    __eq__ = _compare_op("equal", _core.equal)
-    __ne__ = _compare_op("not_equal", _core.not_equal)
+    # element by element, as NumPy's, where object's own give one bool
+    __eq__: ClassVar[Operator] = _compare_op("equal", _core.equal)  # type: ignore[assignment]
+    __ne__: ClassVar[Operator] = _compare_op("not_equal", _core.not_equal)  # type: ignore[assignment]
 
-    def __neg__(self):
+    def __neg__(self) -> Tensor:
         return make(ops.negative, self.float())
 
-    def __pos__(self):
+    def __pos__(self) -> Tensor:
         return self
 
-    def __abs__(self):
+    def __abs__(self) -> Tensor:
         return self.abs()
 
-    def __pow__(self, exponent):
+    def __pow__(self, exponent: builtins.float) -> Tensor:
         if isinstance(exponent, bool) or not isinstance(exponent, int | builtins.float):
             raise TypeError(f"[power] the exponent must be a number; got {type(exponent).__name__}")
         if exponent * 2 % 1 or not builtins.abs(exponent) <= 64:
@@ -245,45 +256,62 @@ class Tensor:
             )
         return make(ops.power, self.float(), exponent=exponent)
 
-    def matmul(self, other):
+    def matmul(self, other: ArrayLike) -> Tensor:
+        """Matrix product, (..., M, K) @ (..., K, N) -> (..., M, N); leading axes broadcast.
+
+        A 1-D operand is one row, or one column, whose axis the result lacks. ValueError: the inner sizes differ.
+        """
         return self @ other
 
-    def add(self, other):
+    def add(self, other: ArrayLike) -> Tensor:
         """The lesson's name for self + other (broadcasting)."""
         return self + other
 
-    def mul_scalar(self, scalar):
-        """The lesson's name for self * scalar."""
+    def mul_scalar(self, scalar: builtins.float) -> Tensor:
+        """The lesson's name for self * scalar, a number. TypeError for what is none."""
         as_number("mul_scalar", "the factor", scalar)
         return self * scalar
 
-    def exp(self):
+    def exp(self) -> Tensor:
+        """e ** x, element by element."""
         return make(ops.exp, self.float())
 
-    def log(self):
+    def log(self) -> Tensor:
+        """The natural logarithm, element by element; -inf at 0, NaN below."""
         return make(ops.log, self.float())
 
-    def sqrt(self):
+    def sqrt(self) -> Tensor:
+        """The square root, element by element; NaN below 0."""
         return make(ops.sqrt, self.float())
 
-    def tanh(self):
+    def tanh(self) -> Tensor:
+        """The hyperbolic tangent, element by element."""
         return make(ops.tanh, self.float())
 
-    def sigmoid(self):
+    def sigmoid(self) -> Tensor:
+        """1 / (1 + exp(-x)), element by element."""
         return make(ops.sigmoid, self.float())
 
-    def gelu(self):
-        """GPT-2's tanh form."""
+    def gelu(self) -> Tensor:
+        """GELU, tanh form, as GPT-2 has it (Hendrycks & Gimpel 2016, arXiv:1606.08415), element by element.
+
+        x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))
+        """
         return make(ops.gelu, self.float())
 
-    def relu(self):
+    def relu(self) -> Tensor:
+        """max(x, 0), element by element; the gradient passes where x > 0."""
         return make(ops.relu, self.float())
 
-    def abs(self):
+    def abs(self) -> Tensor:
+        """The magnitude, element by element; the gradient at 0 is 0."""
         return make(ops.abs, self.float())
 
-    def clip(self, lo, hi):
-        """min(max(x, lo), hi); the gradient passes where lo <= x <= hi. None leaves a side open."""
+    def clip(self, lo: builtins.float | None, hi: builtins.float | None) -> Tensor:
+        """min(max(x, lo), hi), element by element; None leaves a side open. The gradient passes where lo <= x <= hi.
+
+        ValueError: lo above hi.
+        """
         lo = -np.inf if lo is None else as_number("clip", "lo", lo)
         hi = np.inf if hi is None else as_number("clip", "hi", hi)
         if not lo <= hi:
@@ -291,26 +319,11 @@ class Tensor:
         return make(ops.clip, self.float(), lowest=lo, highest=hi)
 
     # ------------------------------------------------------------------------------------------ along axes
-    def sum(self, axis=None, keepdims=None, *, dim=None, keepdim=None):
-        return self._reduce("sum", ops.sum, axis, keepdims, dim, keepdim)
+    def argmax(self, axis: Axes = None, keepdims: Flag = None, *, dim: Axes = None, keepdim: Flag = None) -> Tensor:
+        """The index (int64) of the first largest value along an axis, or in the flattened tensor (the default).
 
-    def mean(self, axis=None, keepdims=None, *, dim=None, keepdim=None):
-        """Mean; NaN over an empty axis."""
-        return self._reduce("mean", ops.mean, axis, keepdims, dim, keepdim)
-
-    def var(self, axis=None, keepdims=None, *, dim=None, keepdim=None):
-        """Mean squared distance from the mean: divides by N."""
-        return self._reduce("var", ops.var, axis, keepdims, dim, keepdim)
-
-    def max(self, axis=None, keepdims=None, *, dim=None, keepdim=None):
-        """Largest value, NaN if there is one; the first of equal ones gets the gradient."""
-        return self._reduce("max", ops.max, axis, keepdims, dim, keepdim, one_axis=True)
-
-    def min(self, axis=None, keepdims=None, *, dim=None, keepdim=None):
-        return self._reduce("min", ops.min, axis, keepdims, dim, keepdim, one_axis=True)
-
-    def argmax(self, axis=None, keepdims=None, *, dim=None, keepdim=None):
-        """Index of the first largest value (of the flattened tensor without an axis)."""
+        NaN counts as the largest. ValueError: several axes, an empty one.
+        """
         axes, keepdims = self._reduced("argmax", axis, keepdims, dim, keepdim, one_axis=True)
         x, axis = self.float()._data, axes[0] if len(axes) == 1 else 0
         if len(axes) != 1:
@@ -319,36 +332,15 @@ class Tensor:
             raise ValueError(f"[argmax] there must be an element; got shape {self.shape}")
         return self._kept(Tensor(_core.extreme(x, axis, 1)[1]), axes, keepdims)
 
-    def _reduce(self, name, op, axis, keepdims, dim, keepdim, one_axis=False):
-        axes, keepdims = self._reduced(name, axis, keepdims, dim, keepdim, one_axis)
-        if one_axis and self.ndim == 0:
-            return self.float()
-        return self._kept(make(op, self.float(), axes=axes), axes, keepdims)
+    def _as_float(self, op: Op, **options: Any) -> Tensor:
+        """What an op of one argument makes of this: AlongAxes cannot know `make`."""
+        return make(op, self.float(), **options)
 
-    def _reduced(self, name, axis, keepdims, dim, keepdim, one_axis):
-        """The axes to reduce, ascending, and whether they stay with size 1."""
-        keepdims = one_of(name, "keepdims", keepdims, "keepdim", keepdim, False)
-        axis = one_of(name, "axis", axis, "dim", dim, None)
-        axes = read_axes(name, axis, self.ndim)
-        if one_axis and axis is not None and len(axes) != 1:
-            raise ValueError(f"[{name}] one axis, or none for all; got axis={quote(axis)}")
-        return axes, check_flag(name, "keepdims", keepdims)
+    def masked_fill(self, mask: ArrayLike, value: builtins.float) -> Tensor:
+        """`value` where mask (bool, broadcastable to self) is True, else self; no gradient flows there.
 
-    def _kept(self, y, axes, keepdims):
-        return y.reshape([1 if i in axes else n for i, n in enumerate(self.shape)]) if keepdims else y
-
-    def softmax(self, axis=None, *, dim=None):
-        return make(ops.softmax, self.float(), axis=one_of("softmax", "axis", axis, "dim", dim, -1))
-
-    def softmax_last_dim(self):
-        """The lesson's name for softmax(-1)."""
-        return self.softmax(-1)
-
-    def log_softmax(self, axis=None, *, dim=None):
-        return make(ops.log_softmax, self.float(), axis=one_of("log_softmax", "axis", axis, "dim", dim, -1))
-
-    def masked_fill(self, mask, value):
-        """value where mask (bool, broadcastable to self) is True; no gradient flows there."""
+        TypeError: a mask that is not bool. ValueError: one that does not broadcast.
+        """
         mask = to_tensor(mask, "masked_fill")
         if mask.dtype != "bool":
             raise TypeError(f"[masked_fill] mask must be bool; got {mask.dtype}")
@@ -356,12 +348,16 @@ class Tensor:
             m not in (1, n) for m, n in zip(mask.shape[::-1], self.shape[::-1], strict=False)
         ):
             raise ValueError(f"[masked_fill] mask must broadcast to x; got mask {mask.shape}, x {self.shape}")
-        value = to_tensor(as_number("masked_fill", "value", value))
-        return make(ops.where, mask, value, self.float())
+        return make(ops.where, mask, to_tensor(as_number("masked_fill", "value", value)), self.float())
 
     # ------------------------------------------------------------------------------------------ gradients
-    def backward(self, grad=None):
-        """Add the gradient of this tensor to .grad of every leaf it came from; the graph is freed on the way."""
+    def backward(self, grad: ArrayLike | None = None) -> None:
+        """Add the gradient of this tensor to .grad of every leaf it came from; the graph is freed on the way.
+
+        grad: the gradient to start from, of this shape; 1 by default, for a tensor of one element. RuntimeError:
+        nothing here needs a gradient, the graph was freed before, or memory it needs was changed since. A failed call
+        changes no gradient.
+        """
         if not self.requires_grad:
             raise RuntimeError("[backward] no tensor on the way here needs a gradient; got requires_grad=False")
         if grad is None:
@@ -371,7 +367,7 @@ class Tensor:
                 )
             grad = _core.full(self.shape, 1.0)
         else:
-            grad = to_tensor(grad, "backward").float()._data
+            grad = autograd.lasting(to_tensor(grad, "backward").float()._data)  # a leaf may keep it
             if grad.shape != self.shape:
                 raise ValueError(
                     f"[backward] grad must have the tensor's shape; got {grad.shape}, expected {self.shape}"
@@ -380,20 +376,20 @@ class Tensor:
             leaf._grad = Tensor(dleaf if leaf._grad is None else _core.add(leaf._grad._data, dleaf))
 
 
-def make(op, *tensors, **options):
+@overload
+def make(op: Op, *tensors: Tensor, **options: Any) -> Tensor: ...
+@overload
+def make(op: OpOfTwo, *tensors: Tensor, **options: Any) -> Tensor | tuple[Tensor, Tensor]: ...
+def make(op: OpOfTwo, *tensors: Tensor, **options: Any) -> Tensor | tuple[Tensor, Tensor]:
     """The tensor that op makes of `tensors`: the one door from Tensor into ops."""
     data, node = autograd.apply(op, *tensors, **options)
-    if type(data) is tuple:
-        return _made(data[0], node), *(_made(extra, None) for extra in data[1:])
+    if isinstance(data, tuple):
+        return _made(data[0], node), _made(data[1], None)
     return _made(data, node)
 
 
-def _made(data, node):
+def _made(data: Array, node: Node | None) -> Tensor:
     """A Tensor without the checks of its constructor: a graph makes thousands a second."""
-    t = object.__new__(Tensor)
+    t = Tensor.__new__(Tensor)
     t._data, t._grad, t._node, t._requires_grad = data, None, node, node is not None
     return t
-
-
-def _unpickle(array, requires_grad):
-    return Tensor(array, requires_grad)

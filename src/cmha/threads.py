@@ -1,17 +1,19 @@
 """How many threads the kernels may use, and what this installation runs on."""
 
+from __future__ import annotations
+
 import math
 import os
 
 from cmha import _core
 
 
-def _read(path):
+def _read(path: str) -> list[str]:
     with open(path, encoding="ascii") as file:
         return file.read().split()
 
 
-def _cgroup_limit(root="/sys/fs/cgroup"):
+def _cgroup_limit(root: str = "/sys/fs/cgroup") -> int | None:
     """CPUs that the container's quota allows, or None (cgroup v2's cpu.max, v1's cpu.cfs_*_us)."""
     try:
         if os.path.exists(f"{root}/cpu.max"):
@@ -23,7 +25,7 @@ def _cgroup_limit(root="/sys/fs/cgroup"):
         return None
 
 
-def default_num_threads():
+def default_num_threads() -> int:
     """OMP_NUM_THREADS where it is a number from 1 to 1024 (its first level), else the CPUs this process may use."""
     asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     if asked.isascii() and asked.isdigit() and 1 <= int(asked) <= 1024:
@@ -32,7 +34,7 @@ def default_num_threads():
     return max(1, min(allowed, _cgroup_limit() or allowed, 1024))
 
 
-def start():
+def start() -> None:
     """Called once at import: choose the instruction set and the thread count."""
     _core.use_variant(os.environ.get("CMHA_SIMD", "").strip().lower())
     _core.set_num_threads(default_num_threads() if _core.has_openmp() else 1)
@@ -44,7 +46,7 @@ memory_stats = _core.memory_stats
 reset_peak_memory_stats = _core.reset_peak_memory_stats
 
 
-def installed_version(package):
+def installed_version(package: str) -> str:
     """Its version, or "not installed" for a source tree that is only on the path."""
     from importlib.metadata import PackageNotFoundError, version  # costs milliseconds, and few ask
 
@@ -54,7 +56,7 @@ def installed_version(package):
         return "not installed"
 
 
-def show_config():
+def show_config() -> dict[str, str | list[str]]:
     """What this installation is and runs on, for a bug report: a dict of strings and lists of strings.
 
     `simd` is the variant of the kernels that is used, `simd_available` those that this processor runs, `simd_built`
@@ -76,6 +78,7 @@ def show_config():
         "simd_available": [name for name in build["variants"] if _core.has_variant(name)],
         "simd_built": build["variants"],
         "threads": str(_core.get_num_threads()),
+        "openmp": "no" if build["threads_kind"] == "none" else "yes",
         "threads_kind": build["threads_kind"],
         "compiler": build["compiler"],
         "flags": build["flags"],

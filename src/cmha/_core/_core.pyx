@@ -1,3 +1,5 @@
+# cython: auto_pickle=False, autotestdict=False
+# so that the module holds nothing but what _core.pyi names
 """The compiled core of cmha: arrays (shape, strides, views) and kernels on them. No gradients, no layers.
 
 Each op below is the same four beats: check shapes, take memory, release the GIL, call the kernel.
@@ -20,9 +22,14 @@ cdef extern from *:
 cdef extern from "pool.h" nogil:
     ctypedef struct pool_statistics:
         size_t in_use, reserved, peak
-    pool_statistics pool_stats
+    pool_statistics pool_look(int anew) noexcept
     void *pool_take(size_t bytes, size_t *size) noexcept
     void pool_give(void *data, size_t size) noexcept
+
+cdef extern from "words.h" nogil:
+    Py_ssize_t word_read(const Py_ssize_t *p) noexcept
+    void word_write(Py_ssize_t *p, Py_ssize_t value) noexcept
+    Py_ssize_t word_count(Py_ssize_t *p) noexcept
 
 cdef extern from "dispatch.h" nogil:
     const char *cmha_dispatch(const char *name) noexcept
@@ -42,6 +49,7 @@ include "threads.pxi"
 include "array.pxi"
 include "arguments.pxi"
 include "views.pxi"
+include "lending.pxi"
 include "binary.pxi"
 include "unary.pxi"
 include "gelu.pxi"

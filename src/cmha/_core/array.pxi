@@ -20,7 +20,9 @@ cdef class Storage:
     cdef size_t nbytes
     cdef Py_buffer foreign
     cdef bint shared
-    cdef unsigned long long version     # the value of `changes` when the memory was last written in place
+    cdef Py_ssize_t version             # the value of `changes` when the memory was last written in place
+    cdef int loans                      # how often it is lent to who may write it (lending.pxi)
+    cdef uint64_t seal                  # checksum of the memory while it is lent
 
     def __dealloc__(self):
         if self.shared:
@@ -29,7 +31,12 @@ cdef class Storage:
             pool_give(self.data, self.nbytes)
 
 
-cdef unsigned long long changes = 0     # in-place writes so far; backward compares it with Storage.version
+cdef Py_ssize_t changes = 0             # in-place writes so far; backward compares it with Storage.version
+
+
+cdef inline void mark_changed(Storage storage) noexcept:
+    """The memory was written in place. Every change has a number of its own, whatever other threads do meanwhile."""
+    word_write(&storage.version, word_count(&changes))
 
 
 @cython.freelist(64)
@@ -70,19 +77,19 @@ cdef class Array:
 
     @property
     def shared(self):
-        """True for memory that came in from outside: who keeps values for later must copy them."""
-        return self.storage.shared
+        """True for memory that others may write: who keeps values for later must copy them."""
+        return self.storage.shared or self.storage.loans > 0
 
     @property
     def version(self):
-        """Number of the last in-place write to this memory (see `changes()`)."""
-        return self.storage.version
+        """Number of the last in-place write to this memory (see `change_count()`)."""
+        if self.storage.loans > 0:
+            look_for_writes(self.storage)
+        return word_read(&self.storage.version)
 
     def bump(self):
         """Say that this memory was written in place."""
-        global changes
-        changes += 1
-        self.storage.version = changes
+        mark_changed(self.storage)
 
     def same_storage(self, Array other not None):
         return self.storage is other.storage
@@ -117,6 +124,9 @@ cdef class Array:
 
     def __getitem__(self, index):
         return index_view(self, index)
+
+    def __deepcopy__(self, memo):
+        return duplicate(self)
 
     def __getbuffer__(self, Py_buffer *buffer, int flags):
         fill_buffer(self, buffer, flags)
@@ -324,7 +334,7 @@ def to_float(Array x not None):
 
 def change_count():
     """In-place writes so far, over all arrays (see Array.version)."""
-    return changes
+    return word_read(&changes)
 
 
 def memory_stats():
@@ -333,9 +343,10 @@ def memory_stats():
     Blocks are reserved for good, so that a training step asks the system for none; `reset_peak_memory_stats()` starts
     the peak anew.
     """
-    return {"allocated": pool_stats.in_use, "peak": pool_stats.peak, "reserved": pool_stats.reserved}
+    cdef pool_statistics now = pool_look(False)
+    return {"allocated": now.in_use, "peak": now.peak, "reserved": now.reserved}
 
 
 def reset_peak_memory_stats():
     """The peak of memory_stats() becomes what is allocated now."""
-    pool_stats.peak = pool_stats.in_use
+    pool_look(True)

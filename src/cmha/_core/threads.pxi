@@ -8,16 +8,18 @@ cdef extern from "parallel.h" nogil:
 cdef extern from *:
     int CYTHON_HEX_VERSION
 
-cdef int thread_limit = 1
-cdef str variant_name = ""
+cdef Py_ssize_t thread_limit = 1
+cdef object limit_lock = object()       # two threads that set the limit take turns, where there is no GIL
+cdef const char *variant_name = ""
 
 
 cdef inline int parts_of(double work, double least, double piece) noexcept:
     """Parts to cut `work` into: 1 below `least`, where starting threads costs more than it saves; else one for every
     thread, and up to parts_per_thread() when each is a `piece` of work still."""
-    if thread_limit == 1 or work < least:
+    cdef int threads = <int>word_read(&thread_limit)
+    if threads == 1 or work < least:
         return 1
-    return thread_limit * <int>min(<double>parts_per_thread(), max(1.0, work / (piece * thread_limit)))
+    return threads * <int>min(<double>parts_per_thread(), max(1.0, work / (piece * threads)))
 
 
 cdef inline int gate(double elements) noexcept:
@@ -32,18 +34,20 @@ cdef inline int gate_flops(double flops) noexcept:
 
 def set_num_threads(n):
     """Threads of every later call, for the whole process: an int from 1 to 1024."""
-    global thread_limit
+    cdef int threads
     if isinstance(n, bool) or not hasattr(n, "__index__"):
         raise TypeError(f"[set_num_threads] n must be an int; got {str(n)[:80]!r}")
     if not 1 <= n.__index__() <= 1024:
         raise ValueError(f"[set_num_threads] n must be 1 .. 1024; got {str(n)[:80]}")
-    thread_limit = n
-    cmha_team_limit(n)
+    threads = n
+    with cython.critical_section(limit_lock):
+        word_write(&thread_limit, threads)
+        cmha_team_limit(threads)
 
 
 def get_num_threads():
     """Threads that a large enough call uses."""
-    return thread_limit
+    return word_read(&thread_limit)
 
 
 def has_openmp():
@@ -63,11 +67,11 @@ def use_variant(str name not None):
     if chosen == NULL:
         known = [v for v in build_info()["variants"] if has_variant(v)]
         raise ValueError(f"[CMHA_SIMD] this machine runs {', '.join(known)}; got {name[:80]!r}")
-    variant_name = chosen.decode()
+    variant_name = chosen
 
 
 def get_variant():
-    return variant_name
+    return variant_name.decode()
 
 
 def build_info():

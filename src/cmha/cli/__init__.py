@@ -5,11 +5,15 @@ line `cmha: error: ...`. Exit codes: 0 done, 2 wrong before a file is opened, 1 
 SIGTERM and SIGHUP (a closed terminal), 141 when the reader of stdout has left.
 """
 
+from __future__ import annotations
+
 import importlib
 import os
 import signal
 import sys
 import threading
+from collections.abc import Sequence
+from types import FrameType
 
 from cmha.cli.options import Parser, UsageError
 
@@ -27,7 +31,7 @@ COMMANDS = {
 }
 
 
-def main(argv=None):
+def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if threading.current_thread() is not threading.main_thread():  # Python allows handlers only there
@@ -42,11 +46,11 @@ def main(argv=None):
             signal.signal(number, handler)
 
 
-def _terminate(number, frame):
+def _terminate(number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
 
 
-def _guarded(arguments):
+def _guarded(arguments: list[str]) -> int:
     """Runs a command; whatever it ends with becomes an exit code and at most one line."""
     if sys.stdout is None:  # a result without a way out is no success
         return _fail(OSError("stdout is closed"), 1)
@@ -62,7 +66,7 @@ def _guarded(arguments):
     except KeyboardInterrupt:
         return 130
     except SystemExit as ended:
-        return ended.code
+        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except UsageError as error:
         return _fail(error, 2) if _is_first() else 2
     except Exception as error:
@@ -73,7 +77,7 @@ def _guarded(arguments):
         return _fail(error, 1) if shared or _is_first() else 1
 
 
-def _run(arguments):
+def _run(arguments: list[str]) -> int:
     name = arguments[0] if arguments else "--help"
     if name not in COMMANDS:
         return _top(arguments or ["--help"])
@@ -88,7 +92,7 @@ def _run(arguments):
     return command.run(args) or 0
 
 
-def _top(arguments):
+def _top(arguments: list[str]) -> int:
     """`cmha` alone, --help, --version, or a word that is no command."""
     commands = "\n".join(f"  {name:<10} {text}" for name, text in COMMANDS.items())
     parser = Parser(
@@ -118,14 +122,14 @@ def _top(arguments):
     return 0
 
 
-def _is_first():
+def _is_first() -> bool:
     """Whether this is the one of several processes under mpiexec that tells what all of them find."""
     from cmha.train.parallel import launched_rank
 
     return not launched_rank()
 
 
-def _fail(error, code):
+def _fail(error: Exception, code: int) -> int:
     if isinstance(error, OSError) and error.strerror:
         text = error.strerror if error.filename is None else f"{error.strerror}: {os.fspath(error.filename)!r}"
     elif isinstance(error, TOLD) and str(error):
@@ -140,7 +144,7 @@ def _fail(error, code):
     return code
 
 
-def _drop_stdout():
+def _drop_stdout() -> None:
     """What has no way out of stdout's buffer would fail once more at exit: send it nowhere."""
     try:
         sys.stdout.flush()

@@ -1,7 +1,11 @@
 """cmha convert: llm.c's model file into a folder that cmha and transformers open."""
 
-import os
+from __future__ import annotations
 
+import os
+from argparse import Namespace
+
+from cmha.cli.options import Parser
 from cmha.errors import quote_path
 
 DESCRIPTION = """\
@@ -17,12 +21,12 @@ with your own PyTorch.
 """
 
 
-def add_options(parser):
+def add_options(parser: Parser) -> None:
     parser.add_argument("source", metavar="SRC", help="llm.c's model file")
     parser.add_argument("folder", metavar="DIR", help="folder to write; it must not hold a model")
 
 
-def run(args):
+def run(args: Namespace) -> None:
     from cmha.gpt.llmc import read_llmc
     from cmha.gpt.pretrained import CONFIG, INDEX, WEIGHTS
 

@@ -1,8 +1,12 @@
 """cmha heads: where every head of a model looks, as heat maps in the terminal, a picture or a page."""
 
-import sys
+from __future__ import annotations
 
-from cmha.cli.options import UsageError, check_run, filled, integer, utf8
+import sys
+from argparse import Namespace
+
+from cmha.cli.options import Parser, check_run, filled, integer, printable, suffix, utf8
+from cmha.errors import quote
 
 KINDS = (".html", ".png", ".svg")
 DESCRIPTION = """\
@@ -20,31 +24,29 @@ A text longer than the model's context, or than 200 tokens, is cut at its end. L
 """
 
 
-def add_options(parser):
+def add_options(parser: Parser) -> None:
     parser.add_argument("folder", metavar="DIR", help="the folder of a run")
     parser.add_argument("text", metavar="TEXT", type=filled, help="what the model reads")
     parser.add_argument("--layer", metavar="N", type=integer(0), help="only this layer (default: all)")
     parser.add_argument("--out", metavar="FILE", type=filled, help="a file to write: .html, .png or .svg")
 
 
-def run(args):
+def run(args: Namespace) -> None:
     from cmha.cli.generate import check_vocabulary, tokenizer_of
-    from cmha.errors import message, quote
+    from cmha.errors import message
     from cmha.gpt import GPT
     from cmha.see.maps import attention_maps
 
-    kind = None if args.out is None else next((k for k in KINDS if args.out.lower().endswith(k)), None)
-    if args.out is not None and kind is None:
-        raise UsageError(f"--out must end in {', '.join(KINDS)}; got {args.out!r}")
+    kind = None if args.out is None else suffix("--out", args.out, KINDS)
     text = utf8(args.text, "the text")
     check_run(args.folder, "config.json")
     gpt, tokenizer = GPT.from_pretrained(args.folder), tokenizer_of(args.folder)
     check_vocabulary("heads", args.folder, tokenizer, gpt)
     if args.layer is not None and args.layer >= gpt.cfg.n_layer:
         known = f"0 to {gpt.cfg.n_layer - 1}"
-        raise ValueError(message("heads", "--layer must be one of the model's", args.layer, known))
+        raise ValueError(message("heads", "--layer must be one of the model's", str(args.layer), known))
     layers = None if args.layer is None else [args.layer]
-    maps = attention_maps(gpt, tokenizer, text, layers, f"{args.folder}: {quote(text)}")
+    maps = attention_maps(gpt, tokenizer, text, layers, f"{printable(args.folder)}: {quote(text)}")
     if kind is None:
         from cmha.see.terminal import has_colour, heat_maps
 

@@ -1,9 +1,12 @@
 """cmha plot: the loss curves of runs, as a picture or in the terminal."""
 
-import shutil
+from __future__ import annotations
 
-from cmha.cli.options import UsageError, check_run, filled
-from cmha.errors import quote
+import shutil
+from argparse import Namespace
+from dataclasses import replace
+
+from cmha.cli.options import Parser, check_run, filled, printable, suffix
 
 DESCRIPTION = """\
 Draws the losses in log.jsonl over the steps: training and validation of one run, or the validation losses of several.
@@ -16,19 +19,19 @@ examples:
 """
 
 
-def add_options(parser):
+def add_options(parser: Parser) -> None:
     parser.add_argument("runs", nargs="+", metavar="RUN", help="folders of runs")
     parser.add_argument("--out", metavar="FILE", type=filled, help="picture to write, *.png or *.svg (default: text)")
 
 
-def run(args):
+def run(args: Namespace) -> None:
     from cmha.see.curves import draw_file, draw_text, read_curves
 
-    if args.out is not None and not args.out.lower().endswith((".png", ".svg")):
-        raise UsageError(f"--out must name a file *.png or *.svg; got {quote(args.out)}")
+    if args.out is not None:
+        suffix("--out", args.out, (".png", ".svg"))
     for folder in args.runs:
         check_run(folder, "log.jsonl")
-    runs = [read_curves(folder) for folder in args.runs]
+    runs = [replace(curves, name=printable(curves.name)) for curves in map(read_curves, args.runs)]
     if args.out is None:
         print(draw_text(runs, shutil.get_terminal_size().columns))
     else:

@@ -1,13 +1,22 @@
 """Where a run goes: a folder named or numbered, made, and removed where nothing came of it; and what --resume finds."""
 
+from __future__ import annotations
+
 import os
 import shutil
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from cmha.cli.options import UsageError
 from cmha.errors import CheckpointError, message, quote_path
 
+if TYPE_CHECKING:
+    from _typeshed import StrPath
 
-def claim(out):
+    from cmha.train.checkpoint import Checkpoint
+
+
+def claim(out: str | None) -> tuple[str, list[str]]:
     """(the run's folder, the folders made for it, innermost first); without --out the next number in runs/."""
     if out is not None:
         return out, _make_folders(out)
@@ -23,11 +32,11 @@ def claim(out):
             continue
 
 
-def _numbers():
+def _numbers() -> list[int]:
     return [int(name) for name in os.listdir("runs") if name.isascii() and name.isdigit()]
 
 
-def _make_folders(path):
+def _make_folders(path: str) -> list[str]:
     made, at = [], os.path.abspath(path)
     while not os.path.lexists(at):
         made.append(at)
@@ -36,7 +45,7 @@ def _make_folders(path):
     return made
 
 
-def remove(folder, made, begun):
+def remove(folder: StrPath, made: list[str], begun: bool) -> None:
     """A run that ends before its first save, or in it, leaves nothing behind: no number taken, no --out blocked."""
     from cmha.train.run_folder import RUN_FILES
 
@@ -53,7 +62,9 @@ def remove(folder, made, begun):
             break
 
 
-def find(resume, out, say):
+def find(
+    resume: str | None, out: str | None, say: Callable[[str], object]
+) -> tuple[Checkpoint | None, str | None]:
     """(checkpoint or None, the folder to go on in or None) for --resume ("" without a path) and --out."""
     from cmha.train.checkpoint import Checkpoint, checkpoints, newest
 
@@ -71,13 +82,18 @@ def find(resume, out, say):
             return Checkpoint.read(found[-1][1]), resume
         except CheckpointError as error:
             whole, _ = newest(resume)  # where all are damaged, its error says so
+            if whole is None:  # somebody removed them just now
+                raise
             hint = f"--out {resume} --resume goes on from step-{whole.step}"
             raise CheckpointError(f"{error}. {hint}") from None
     if out is None and os.path.isdir("runs") and _numbers():
         last = max(_numbers())
         out = next(path for name in sorted(os.listdir("runs")) if name.isdigit() and int(name) == last
                    for path in [os.path.join("runs", name)])  # fmt: skip
-    checkpoint, damaged = (None, []) if out is None else newest(out)
-    for error in damaged:
-        say(f"cmha: warning: {error}; going on from {quote_path(checkpoint.path)}")
+    if out is None:
+        return None, None
+    checkpoint, damaged = newest(out)
+    if checkpoint is not None:
+        for fault in damaged:
+            say(f"cmha: warning: {fault}; going on from {quote_path(checkpoint.path)}")
     return checkpoint, out

@@ -1,10 +1,13 @@
 """cmha score: how well a model predicts a text."""
 
+from __future__ import annotations
+
 import math
 import sys
+from argparse import Namespace
 
 from cmha.cli.generate import check_vocabulary, read_prompt, tokenizer_of
-from cmha.cli.options import check_run, integer
+from cmha.cli.options import Parser, check_run, integer
 from cmha.errors import message, quote_path
 
 DESCRIPTION = """\
@@ -22,14 +25,14 @@ window that has it.
 """
 
 
-def add_options(parser):
+def add_options(parser: Parser) -> None:
     parser.add_argument("folder", metavar="DIR", help="the folder of a run, or of a GPT-2 from elsewhere")
     parser.add_argument("file", metavar="FILE", help="a text; - is stdin")
     help = "tokens from window to window, at most the context (default: half of it)"
     parser.add_argument("--stride", metavar="N", type=integer(1), help=help)
 
 
-def run(args):
+def run(args: Namespace) -> None:
     from tqdm import tqdm
 
     from cmha.generate.score import pieces
@@ -56,7 +59,7 @@ def run(args):
     print(f"tokens         {count:,} of {size:,} bytes")
 
 
-def _exp(x):
+def _exp(x: float) -> float:
     try:
         return math.exp(x)
     except OverflowError:

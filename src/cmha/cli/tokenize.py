@@ -1,9 +1,12 @@
 """cmha tokenize: text in, one file of token ids out, which `cmha train` reads without loading it."""
 
-import os
+from __future__ import annotations
 
-from cmha.cli.options import TOKENIZERS, UsageError, check_tokenizer, filled, integer
-from cmha.errors import message, quote, quote_path
+import os
+from argparse import Namespace
+
+from cmha.cli.options import TOKENIZERS, Parser, UsageError, check_tokenizer, filled, integer, suffix
+from cmha.errors import message, quote_path
 
 DESCRIPTION = """\
 Writes the token ids of texts into one file: 2 bytes an id (4 where the vocabulary has more than 65,536), and a header
@@ -22,7 +25,7 @@ With char and bpe the texts are read twice, first for the tokenizer.
 SUFFIX = ".safetensors"
 
 
-def add_options(parser):
+def add_options(parser: Parser) -> None:
     parser.add_argument("text", nargs="+", metavar="TEXT", help="text files or folders of them, UTF-8")
     parser.add_argument("--out", metavar="FILE", type=filled, help=f"file to write, named *{SUFFIX}")
     parser.add_argument(
@@ -33,15 +36,14 @@ def add_options(parser):
     parser.add_argument("--vocab-size", metavar="V", type=integer(257, 2**24), help="of bpe (default: 4096)")
 
 
-def run(args):
+def run(args: Namespace) -> None:
     from cmha.text import load_tokenizer
     from cmha.text.corpora import Texts, make_tokenizer, text_ids
     from cmha.text.token_files import byte_bar, is_token_file, write_tokens
 
     if args.out is None:
         raise UsageError(f"--out is required: a file to write, named *{SUFFIX}")
-    if not args.out.endswith(SUFFIX):
-        raise UsageError(f"--out must name a file *{SUFFIX}; got {quote(args.out)}")
+    suffix("--out", args.out, (SUFFIX,))
     check_tokenizer(args)
     if os.path.lexists(args.out):
         raise ValueError(message("tokenize", "--out must not be there already", quote_path(args.out)))

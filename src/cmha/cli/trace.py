@@ -1,9 +1,16 @@
 """cmha trace: the eight steps of a real forward pass through attention, as a table or as JSON."""
 
-import json
+from __future__ import annotations
 
-from cmha.cli.options import UsageError, check_run, filled, integer
+import json
+from argparse import Namespace
+from typing import TYPE_CHECKING
+
+from cmha.cli.options import Parser, UsageError, check_run, filled, integer, suffix
 from cmha.errors import message
+
+if TYPE_CHECKING:
+    from cmha.nn import MultiHeadAttention
 
 MOST = 128  # elements of a picture
 
@@ -20,7 +27,7 @@ examples:
 """
 
 
-def add_options(parser):
+def add_options(parser: Parser) -> None:
     parser.add_argument("folder", nargs="?", metavar="DIR", help="the folder of a run (default: new random weights)")
     parser.add_argument("--n-embd", metavar="D", type=integer(1), help="width (default: 64)")
     parser.add_argument("--n-head", metavar="H", type=integer(1), help="heads (default: 4)")
@@ -33,7 +40,7 @@ def add_options(parser):
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
-def run(args):
+def run(args: Namespace) -> None:
     from cmha import functional, random
     from cmha.see import eight_steps
     from cmha.see.memory_picture import save_memory_picture
@@ -58,12 +65,11 @@ def run(args):
         print(table(steps))
 
 
-def _picture_sizes(args):
+def _picture_sizes(args: Namespace) -> None:
     """Small sizes where a picture is asked for and none are given; refuses what nobody could tell apart."""
     if args.picture is None:
         return
-    if not args.picture.lower().endswith(".svg"):
-        raise UsageError(f"--picture must end in .svg; got {args.picture!r}")
+    suffix("--picture", args.picture, (".svg",))
     if args.folder is not None:
         raise UsageError("--picture draws sizes, not a model: give it without DIR")
     for name, size in (("n_embd", 8), ("n_head", 2), ("batch_size", 2), ("block_size", 3)):
@@ -73,7 +79,7 @@ def _picture_sizes(args):
         raise UsageError(f"--picture needs at most {MOST} elements; got B * T * D = {elements}")
 
 
-def _attention(args):
+def _attention(args: Namespace) -> tuple[MultiHeadAttention, int]:
     """(attention, tokens a row): of the model in DIR, or new."""
     if args.folder is not None:
         from cmha.gpt import GPT
@@ -83,7 +89,7 @@ def _attention(args):
         most, block_size = gpt.cfg.block_size, args.block_size or gpt.cfg.block_size
         if block_size > most:
             rule = "--block-size must fit the model's context"
-            raise ValueError(message("trace", rule, block_size, f"at most {most}"))
+            raise ValueError(message("trace", rule, str(block_size), f"at most {most}"))
         return gpt.h[0].attn, block_size
     from cmha.nn import MultiHeadAttention
 
@@ -91,4 +97,3 @@ def _attention(args):
         return MultiHeadAttention(args.n_embd or 64, args.n_head or 4), args.block_size or 32
     except ValueError as error:
         raise UsageError(str(error)) from None
-

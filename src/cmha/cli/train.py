@@ -1,12 +1,34 @@
 """cmha train: text in, a run's folder out."""
 
+from __future__ import annotations
+
 import os
 import sys
+from argparse import Namespace
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, cast
 
 from cmha.cli import runs
-from cmha.cli.options import TOKENIZERS, UsageError, check_tokenizer, filled, integer, not_negative, number, positive
+from cmha.cli.options import (
+    TOKENIZERS,
+    Parser,
+    UsageError,
+    check_tokenizer,
+    filled,
+    integer,
+    not_negative,
+    number,
+    positive,
+)
 from cmha.errors import listed, message, quote, quote_path
+
+if TYPE_CHECKING:
+    from cmha.gpt import GPTConfig
+    from cmha.text import Tokenizer
+    from cmha.train import Trainer, TrainSettings
+    from cmha.train.accumulate import OneProcess
+    from cmha.train.checkpoint import Checkpoint
 
 DESCRIPTION = """\
 Trains a GPT on text, character by character, and writes a folder that `cmha generate` and transformers open.
@@ -48,7 +70,7 @@ SETTINGS = (
 FIXED_BY_INIT = ("preset", "n_layer", "n_head", "n_embd", "output_projection", "tokenizer", "vocab_size")
 
 
-def add_options(parser):
+def add_options(parser: Parser) -> None:
     parser.optional_values = ("--resume",)
     parser.add_argument(
         "text", nargs="*", metavar="TEXT",
@@ -134,7 +156,7 @@ def add_options(parser):
     add("--grad-clip", metavar="X", type=positive, help="longest gradient allowed (default: 1)")
 
 
-def run(args):
+def run(args: Namespace) -> int | None:
     from cmha import threads
     from cmha.train import parallel
 
@@ -142,10 +164,10 @@ def run(args):
     with parallel.start() as processes:
         if args.threads is not None:
             threads.set_num_threads(args.threads)
-        return _run(args, processes)
+        return _train(args, processes)
 
 
-def _run(args, processes):
+def _train(args: Namespace, processes: OneProcess) -> int | None:
     from cmha.train.signals import HANGUP
 
     say = _say if processes.rank == 0 else lambda text: None
@@ -154,7 +176,8 @@ def _run(args, processes):
         trainer = processes.together(lambda: _begin(args, out, processes))
     else:
         trainer = processes.together(lambda: _go_on(args, checkpoint, processes))
-    begun, made = trainer.begun, []
+    begun = trainer.begun
+    made: list[str] = []
     try:
         if checkpoint is None and processes.rank == 0:
             trainer.folder, made = runs.claim(out)
@@ -176,15 +199,18 @@ def _run(args, processes):
         say("done" + "".join(f": validation loss {loss:.4f}" for loss in losses) + "; a sample:")
         print(trainer.sample())
         print(trainer.folder)
+    return None
 
 
-def _given(args, names):
+def _given(args: Namespace, names: Iterable[str]) -> dict[str, Any]:
     return {name: getattr(args, name) for name in names if getattr(args, name) is not None}
 
 
-def _check(args):
+def _check(args: Namespace) -> None:
     """Whatever does not fit together is wrong usage, before a file is opened."""
     for path in args.text:
+        if path == "-":  # the kind bpe, a resumed run and every process of several read a text again
+            raise UsageError("TEXT must be files, which can be read again; got '-', standard input")
         if path.lower() in SWITCH_VALUES and not os.path.exists(path):
             raise UsageError(f"TEXT must be a file; got {path!r} (an on/off option takes no value)")
         run = _run_in(path)
@@ -208,7 +234,7 @@ def _check(args):
         raise UsageError(str(error)) from None
 
 
-def _run_in(path):
+def _run_in(path: str) -> str | None:
     """What --resume= could go on from, if path is of a run or a model: `--resume PATH` reads as --resume and a TEXT."""
     place, name = os.path.split(os.path.abspath(path))
     if not os.path.isdir(path):
@@ -221,7 +247,7 @@ def _run_in(path):
     return path if "checkpoints" in names or ("config.json" in names and weights) else None
 
 
-def _settings(args):
+def _settings(args: Namespace) -> TrainSettings:
     from cmha.train.settings import PRESETS, TrainSettings
 
     preset = args.preset or "tiny"
@@ -232,7 +258,7 @@ def _settings(args):
     return TrainSettings.preset(preset, **given)
 
 
-def _micro_batches(args, batch_size):
+def _micro_batches(args: Namespace, batch_size: int) -> dict[str, int]:
     """--grad-accumulation N as the sizes of batch and micro-batch."""
     N, size = args.grad_accumulation, args.micro_batch_size
     if size is not None and args.batch_size is None:
@@ -243,14 +269,14 @@ def _micro_batches(args, batch_size):
     return {"batch_size": batch_size, "micro_batch_size": batch_size // N}
 
 
-def _config(args, vocab_size):
+def _config(args: Namespace, vocab_size: int) -> GPTConfig:
     from cmha.gpt import GPTConfig
 
     return GPTConfig.preset(args.preset or "tiny", vocab_size=vocab_size, **_given(args, MODEL))
 
 
 # ------------------------------------------------------------------------------------------ a new run
-def _begin(args, out, processes):
+def _begin(args: Namespace, out: str | None, processes: OneProcess) -> Trainer:
     from cmha import random
     from cmha.gpt import GPT
     from cmha.text.corpora import open_data
@@ -267,7 +293,8 @@ def _begin(args, out, processes):
         tokenizer, start = _initial(args)
         block_size = start.block_size
     corpus = open_data(args.text, tokenizer, block_size)
-    config = _config(args, corpus.tokenizer.vocab_size) if args.init is None else start
+    vocab_size = cast("Tokenizer", corpus.tokenizer).vocab_size  # open_data's corpus has one
+    config = _config(args, vocab_size) if args.init is None else start
     check_memory(config, settings, processes)
     random.manual_seed(settings.seed)
     with nullcontext() if args.init is None else random.no_init():
@@ -281,7 +308,7 @@ def _begin(args, out, processes):
     return trainer
 
 
-def _initial(args):
+def _initial(args: Namespace) -> tuple[Tokenizer, GPTConfig]:
     """(tokenizer, config) of --init, with what the options change."""
     from dataclasses import replace
 
@@ -298,22 +325,24 @@ def _initial(args):
     return tokenizer, replace(config, **_given(args, ("block_size", "dropout")))
 
 
-def _tokenizer(args):
+def _tokenizer(args: Namespace) -> Tokenizer | str | None:
     """A tokenizer, or what open_data makes one of."""
     if args.tokenizer == "bpe":
         from cmha.text.corpora import Texts, default_text, make_tokenizer
 
         return make_tokenizer("bpe", Texts(args.text) if args.text else [default_text()], args.vocab_size)
-    if args.tokenizer is None or args.tokenizer in TOKENIZERS:
-        return args.tokenizer
+    name: str | None = args.tokenizer
+    if name is None or name in TOKENIZERS:
+        return name
     from cmha.text import load_tokenizer
 
-    return load_tokenizer(args.tokenizer)
+    return load_tokenizer(name)
 
 
 # ------------------------------------------------------------------------------------------ a run that goes on
-def _go_on(args, checkpoint, processes):
+def _go_on(args: Namespace, checkpoint: Checkpoint, processes: OneProcess) -> Trainer:
     from cmha.gpt import GPTConfig
+    from cmha.text import load_tokenizer
     from cmha.text.corpora import open_data
     from cmha.train import Trainer
     from cmha.train.checkpoint import tokenizer_dict
@@ -332,7 +361,7 @@ def _go_on(args, checkpoint, processes):
     if args.tokenizer in TOKENIZERS:
         given |= {"tokenizer_type": args.tokenizer} | _given(args, ("vocab_size",))
     elif args.tokenizer is not None:
-        given["tokenizer"] = tokenizer_dict(_tokenizer(args))
+        given["tokenizer"] = tokenizer_dict(load_tokenizer(args.tokenizer))
     try:
         corpus = open_data(args.text, tokenizer, checkpoint.config["block_size"])
     except ValueError as error:  # other data, for the most part; what the options say against it comes first
@@ -346,7 +375,7 @@ def _go_on(args, checkpoint, processes):
     return trainer
 
 
-def _tell_token_files(paths, say):
+def _tell_token_files(paths: list[str], say: Callable[[str], None]) -> None:
     """A folder with token files stands for these alone: who put texts beside them should know."""
     from cmha.text.token_files import tokens_in_folder
 
@@ -357,7 +386,7 @@ def _tell_token_files(paths, say):
             say(f"of the folder {quote_path(path)} only its token files: {names}")
 
 
-def _say(text):
+def _say(text: str) -> None:
     if sys.stderr is not None:
         try:
             print(text, file=sys.stderr, flush=True)

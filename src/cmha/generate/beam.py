@@ -11,16 +11,36 @@ the best unfinished text, were it to end with its present sum and length, scores
 num_beams), or at max_new_tokens. The best finished text is the result.
 """
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
 import numpy as np
 
 from cmha.errors import check_integer, check_number, message
 from cmha.generate.sampling import check_logits, log_softmax
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from cmha.generate.rows import Rows
+    from cmha.generate.stops import Stops
+    from cmha.types import IntArray
+
 NOT_FOR_BEAMS = {"temperature": 1.0, "repetition_penalty": 1.0, "top_k": None, "top_p": None, "min_p": None}
 NOT_FOR_BEAMS |= {"seed": None}
 
 
-def check_beams(num_beams, length_penalty, options):
+class _Beam(NamedTuple):
+    """A text behind the prompt."""
+
+    total: float  # the sum of the log-probabilities
+    new: list[int]
+    logprobs: list[float]
+
+
+def check_beams(num_beams: int, length_penalty: float, options: dict[str, Any]) -> tuple[int, float]:
     """(num_beams, length_penalty); with more than one beam, options of sampling are refused."""
     num_beams = check_integer("generate", "num_beams", num_beams, 1, 1024)
     bounds = (lambda x: -10 <= x <= 10, "a number from -10 to 10")
@@ -32,22 +52,28 @@ def check_beams(num_beams, length_penalty, options):
     return num_beams, length_penalty
 
 
-def beam_search(rows, max_new_tokens, num_beams, length_penalty, stops, row):
+def beam_search(
+    rows: Rows, max_new_tokens: int, num_beams: int, length_penalty: float, stops: Stops, row: int,
+    progress: Callable[[int], object],
+) -> tuple[list[int], list[float]]:  # fmt: skip
     """(new ids, their log-probabilities) of the best text behind the one row that `rows` starts with."""
     vocab_size = rows.model.cfg.vocab_size
     wanted = max(2, 1 + len(stops.ids)) * num_beams
-    beams, finished = [(0.0, [], [])], []  # (sum, new ids, their log-probabilities); the same behind a score
+    beams = [_Beam(0.0, [], [])]
+    finished: list[tuple[float, _Beam]] = []  # behind their scores
     for n in range(max_new_tokens):
         logits = rows.logits()
+        progress(1)
         for x in logits:
             check_logits(x, row=row, n=n)
         logprobs = log_softmax(logits)  # (beams, V)
-        sums = (np.array([[total] for total, _, _ in beams]) + logprobs).ravel()  # in double
-        going = []  # (the beam it came from, the extended beam)
+        sums = (np.array([[beam.total] for beam in beams], np.float64) + logprobs).ravel()
+        going: list[tuple[int, _Beam]] = []  # (the beam it came from, the extended beam)
         for rank, place in enumerate(_best(sums, min(wanted, sums.size)).tolist()):
             source, token = divmod(place, vocab_size)
-            extended = sums[place], [*beams[source][1], token], [*beams[source][2], float(logprobs[source, token])]
-            if n + 1 == max_new_tokens or stops.met(extended[1]):
+            before, logprob = beams[source], float(logprobs[source, token])
+            extended = _Beam(float(sums[place]), [*before.new, token], [*before.logprobs, logprob])
+            if n + 1 == max_new_tokens or stops.met(extended.new):
                 if rank < num_beams:
                     finished.append((_score(extended, length_penalty), extended))
             elif len(going) < num_beams:
@@ -59,17 +85,16 @@ def beam_search(rows, max_new_tokens, num_beams, length_penalty, stops, row):
             break
         beams = [extended for _, extended in going]
         rows.choose([source for source, _ in going])
-        rows.append([new[-1] for _, new, _ in beams])
-    _, (_, new, logprobs) = finished[0]
-    return new, logprobs
+        rows.append([beam.new[-1] for beam in beams])
+    _, best = finished[0]
+    return best.new, best.logprobs
 
 
-def _score(beam, length_penalty):
-    total, new, _ = beam
-    return total / len(new) ** length_penalty
+def _score(beam: _Beam, length_penalty: float) -> float:
+    return float(beam.total / len(beam.new) ** length_penalty)
 
 
-def _best(sums, count):
+def _best(sums: NDArray[np.float64], count: int) -> IntArray:
     """Places of the `count` largest, in descending order, ties to the lower place."""
     least = np.partition(sums, sums.size - count)[sums.size - count]
     places = np.flatnonzero(sums >= least)

@@ -11,13 +11,22 @@ Draw n of row i with seed s is a function of (s, i, n): no state, so streaming, 
 With a list of seeds, one for each row, draw n of row i is what (seeds[i], 0, n) gives: that of a run of the row alone.
 """
 
+from __future__ import annotations
+
 import os
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cmha import _core
 from cmha.errors import check_integer, check_number, message
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from cmha.generate.options import Seed
+    from cmha.types import FloatArray, IntArray
 
 MAX_SEED = 2**63 - 1
 
@@ -31,19 +40,22 @@ class Sampling:
     top_p: float | None = None
     min_p: float | None = None
     repetition_penalty: float = 1.0
-    seed: int | tuple = 0  # or one for each row
+    seed: int | tuple[int, ...] = 0  # or one for each row
 
-    def key(self, row):
+    def key(self, row: int) -> tuple[int, int]:
         """What the draws of a row are a function of, beside their number."""
         return (self.seed[row], 0) if isinstance(self.seed, tuple) else (self.seed, row)
 
 
-def draw_seed():
-    """A seed from the operating system."""
+def draw_seed() -> int:
+    """A seed from the operating system, an int from 0 to 2^63 - 1."""
     return int.from_bytes(os.urandom(8), "little") >> 1
 
 
-def check_sampling(*, temperature=1.0, top_k=None, top_p=None, min_p=None, repetition_penalty=1.0, seed=None):
+def check_sampling(
+    *, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None, min_p: float | None = None,
+    repetition_penalty: float = 1.0, seed: Seed = None,
+) -> Sampling:  # fmt: skip
     """The options as a Sampling; a value that makes no sense is one error that names it."""
     positive = (lambda x: x > 0, "a finite number above 0")
     share = (lambda x: 0 < x <= 1, "a number above 0 and at most 1")
@@ -57,7 +69,7 @@ def check_sampling(*, temperature=1.0, top_k=None, top_p=None, min_p=None, repet
     )
 
 
-def _check_seed(seed):
+def _check_seed(seed: Seed) -> int | tuple[int, ...]:
     if seed is None:
         return draw_seed()
     if isinstance(seed, list | tuple | np.ndarray) and np.ndim(seed) == 1:
@@ -65,22 +77,25 @@ def _check_seed(seed):
     return check_integer("generate", "seed", seed, 0, MAX_SEED)
 
 
-def uniform(seed, row, n):
+def uniform(seed: int, row: int, n: int) -> float:
     """Draw n of a row in [0, 1): 53 bits of Philox, keyed by (seed, row), at counter n."""
-    raw = np.random.Philox(key=[seed, row], counter=[n, 0, 0, 0]).random_raw()
-    return (raw >> 11) * 2.0**-53
+    raw: int = np.random.Philox(key=[seed, row], counter=[n, 0, 0, 0]).random_raw()
+    return (raw >> 11) / 2**53
 
 
-def check_logits(logits, *, row, n):
+def check_logits(logits: NDArray[np.floating[Any]], *, row: int, n: int) -> float:
     """The largest of logits (V,), which have to be a distribution."""
-    highest = logits.max()
+    highest = float(logits.max())
     if not np.isfinite(highest):
         rule = "logits must not hold NaN or +inf, nor -inf only"
         raise ValueError(message("generate", rule, f"{highest} for new token {n} of row {row}"))
     return highest
 
 
-def next_token(logits, sampling, *, row=0, n=0, seen=None):
+def next_token(
+    logits: NDArray[np.floating[Any]], sampling: Sampling, *, row: int = 0, n: int = 0,
+    seen: NDArray[np.bool_] | None = None,
+) -> int:  # fmt: skip
     """logits (V,) float32 -> id; seen bool (V,): the ids that the repetition penalty is for."""
     x = logits
     if seen is not None:
@@ -90,7 +105,7 @@ def next_token(logits, sampling, *, row=0, n=0, seen=None):
     if sampling.temperature == 0:
         return int(x.argmax())
     # In double; the largest becomes 0, so no temperature is too small.
-    x = (x.astype(np.float64, copy=False) - np.float64(highest)) / sampling.temperature
+    x = (x.astype(np.float64, copy=False) - highest) / sampling.temperature
     if sampling.top_k is not None and sampling.top_k < x.size:
         x[~_largest(x, sampling.top_k)] = -np.inf
     with np.errstate(over="ignore"):  # what is too far below becomes -inf, as it should
@@ -108,16 +123,16 @@ def next_token(logits, sampling, *, row=0, n=0, seen=None):
     return int(order[min(drawn, p.size - 1)])
 
 
-def _largest(x, k):
+def _largest(x: NDArray[np.float64], k: int) -> NDArray[np.bool_]:
     """bool (V,): exactly the k largest of x, of equal ones those of the lowest ids."""
     least = np.partition(x, x.size - k)[x.size - k]
-    kept = x > least
+    kept: NDArray[np.bool_] = x > least
     equal = np.flatnonzero(x == least)
     kept[equal[: k - np.count_nonzero(kept)]] = True
     return kept
 
 
-def _descending(p):
+def _descending(p: FloatArray) -> tuple[NDArray[np.float64], IntArray]:
     """p float32 (V,) -> (those above 0 as float64, their ids), by descending value, then id. One sort of integers: the
     bits of floats above 0 have the order of their values, and below them stands the id."""
     ids = np.flatnonzero(p)
@@ -127,6 +142,6 @@ def _descending(p):
     return p[order].astype(np.float64), order
 
 
-def log_softmax(logits):
+def log_softmax(logits: FloatArray) -> FloatArray:
     """logits (..., V) float32 -> log-probabilities under the model itself: no penalty, temperature or filter."""
     return np.asarray(_core.log_softmax_forward(_core.from_buffer(np.ascontiguousarray(logits)), -1))

@@ -4,11 +4,14 @@ Two keys of our own in config.json (cmha_bias, cmha_output_projection) say which
 transformers hands them through. Nothing is written into a model before names, shapes and types of all tensors fit.
 """
 
+from __future__ import annotations
+
 import contextlib
 import errno
 import os
 import re
 import warnings
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import numpy as np
 
@@ -19,9 +22,17 @@ from cmha.gpt import layout
 from cmha.gpt.config import GPTConfig
 from cmha.tensor_file import TensorFile
 
+if TYPE_CHECKING:
+    from _typeshed import StrPath
+
+    from cmha.gpt.model import GPT
+
+    Model = TypeVar("Model", bound=GPT)
+
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-_FIXED = {  # what this model computes; another value in a file would silently compute something else
+# What this model computes: another value in a file would silently compute something else.
+_FIXED: dict[str, tuple[Any, ...]] = {
     "model_type": ("gpt2",),
     "activation_function": ("gelu_new", "gelu_pytorch_tanh"),  # two names of one formula
     "layer_norm_epsilon": (1e-5,),
@@ -46,14 +57,14 @@ _FLAGS = ("bias", "output_projection")
 _BUFFER = re.compile(r"h\.\d+\.attn\.(masked_)?bias")  # the causal mask, which old files carry
 
 
-def save(model, folder):
+def save(model: GPT, folder: StrPath) -> None:
     os.makedirs(folder, exist_ok=True)
     tensors = {f"transformer.{name}": array for name, array in layout.tensors(model)}
     save_safetensors(os.path.join(folder, WEIGHTS), tensors, {"format": "pt"})
     write_json(os.path.join(folder, CONFIG), config_dict(model.cfg))
 
 
-def load(model_class, folder):
+def load(model_class: type[Model], folder: StrPath) -> Model:
     """A new model_class(GPTConfig) with the weights of a folder, in eval mode."""
     with contextlib.ExitStack() as stack:
         path = _weights_path(folder)
@@ -68,14 +79,14 @@ def load(model_class, folder):
     return model.eval()
 
 
-def _refuse(path, rule, got, hint=None):
+def _refuse(path: StrPath, rule: str, got: str, hint: str | None = None) -> NoReturn:
     raise CheckpointError(message("from_pretrained", rule, f"{got} in {quote_path(path)}", hint=hint)) from None
 
 
 # ------------------------------------------------------------------------------------------------- config.json
 
 
-def config_dict(cfg):
+def config_dict(cfg: GPTConfig) -> dict[str, Any]:
     last = cfg.vocab_size - 1 if cfg.vocab_size == 50257 else None  # GPT-2's <|endoftext|>
     return {
         "architectures": ["GPT2LMHeadModel"],
@@ -90,7 +101,7 @@ def config_dict(cfg):
     }
 
 
-def read_config(path):
+def read_config(path: StrPath) -> GPTConfig:
     """The GPTConfig of a config.json. Only keys known here are read, each with its type; all faults in one error.
 
     A key this model knows only one value of (activation_function, layer_norm_epsilon, ...) is refused with another.
@@ -133,7 +144,7 @@ def read_config(path):
 # ------------------------------------------------------------------------------------------------- weights
 
 
-def _weights_path(folder):
+def _weights_path(folder: StrPath) -> str:
     """The file of the weights, or of the index of its shards."""
     folder = os.fspath(folder)
     if not os.path.exists(folder):
@@ -152,10 +163,10 @@ def _weights_path(folder):
     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.path.join(folder, WEIGHTS))
 
 
-def _open_files(path, stack):
+def _open_files(path: str, stack: contextlib.ExitStack) -> tuple[list[TensorFile], list[str]]:
     """([TensorFile], faults): the file itself, or all that the index names; they stay open as long as the stack."""
 
-    def open_one(path):
+    def open_one(path: str) -> TensorFile:
         file = TensorFile(path)
         stack.callback(file.close)
         return file
@@ -180,7 +191,7 @@ def _open_files(path, stack):
     return list(files.values()), faults
 
 
-def _find(files, cfg):
+def _find(files: list[TensorFile], cfg: GPTConfig) -> tuple[dict[str, tuple[TensorFile, str]], list[str]]:
     """({GPT-2's name: (file, name in it)}, faults)"""
     found, faults, expected = {}, [], layout.shapes(cfg)
     for file in files:
@@ -203,7 +214,7 @@ def _find(files, cfg):
     return found, faults
 
 
-def _fill(model, found, path):
+def _fill(model: GPT, found: dict[str, tuple[TensorFile, str]], path: str) -> None:
     """Puts the tensors into the model; the output layer must be wte again, and what it leaves out must do nothing."""
     own, faults = model.state_dict(), []
     for name in (name for name in layout.shapes(model.cfg) if name in found):

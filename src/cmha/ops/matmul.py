@@ -1,18 +1,26 @@
 """Matrix product, batched over leading axes with broadcasting; 1-D arguments as NumPy takes them."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from cmha import _core
 
+if TYPE_CHECKING:
+    from cmha._core import Array
+    from cmha.types import Vjp
 
-def _transposed(x):
+
+def _transposed(x: Array) -> Array:
     axes = tuple(range(x.ndim - 2))
     return x.permute((*axes, x.ndim - 1, x.ndim - 2))
 
 
-def matmul(a, b):
+def matmul(a: Array, b: Array) -> tuple[Array, Vjp]:
     """(..., M, K) @ (..., K, N) -> (..., M, N);  da = dy b^T,  db = a^T dy."""
     y = _core.matmul(a, b)
 
-    def vjp(dy):
+    def vjp(dy: Array) -> tuple[Array, Array]:
         rows = a.reshape((1, *a.shape)) if a.ndim == 1 else a  # 1-D arguments are one row, one column
         columns = b.reshape((*b.shape, 1)) if b.ndim == 1 else b
         if b.ndim == 1:

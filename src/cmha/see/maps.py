@@ -1,6 +1,10 @@
 """What a picture of attention shows: the weights of some layers over a text, and the labels of its tokens."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -8,17 +12,22 @@ from cmha.errors import message
 from cmha.see.labels import token_labels
 from cmha.see.weights import attention_weights
 
+if TYPE_CHECKING:
+    from cmha.gpt import GPT
+    from cmha.text import Tokenizer
+    from cmha.types import FloatArray
+
 MOST_TOKENS = 200  # a page or picture of more cannot be read; the terminal cuts to its own width
 
 
 @dataclass
 class Maps:
     title: str
-    labels: list  # T texts
-    weights: dict  # {layer: (H, T, T)}: row = query, column = key
+    labels: list[str]  # T texts
+    weights: dict[int, FloatArray]  # {layer: (H, T, T)}: row = query, column = key
     note: str  # what was cut, or ""
 
-    def cut(self, tokens, why):
+    def cut(self, tokens: int, why: str) -> Maps:
         """The same for the first tokens: causal weights do not depend on what follows."""
         if len(self.labels) <= tokens:
             return self
@@ -27,7 +36,9 @@ class Maps:
         return Maps(self.title, self.labels[:tokens], weights, "; ".join(filter(None, [note, self.note])))
 
 
-def attention_maps(gpt, tokenizer, text, layers=None, title="attention"):
+def attention_maps(
+    gpt: GPT, tokenizer: Tokenizer, text: str, layers: Sequence[int] | None = None, title: str = "attention"
+) -> Maps:
     """Maps of all heads of the layers (default: all) over the text, up to 200 tokens and the model's context."""
     ids = tokenizer.encode(text)
     if not ids:

@@ -1,9 +1,15 @@
 """How memory moves while heads are split and merged, as SVG, drawn from the strides of the real arrays."""
 
+from __future__ import annotations
+
 from html import escape
+from typing import TYPE_CHECKING
 
 from cmha.files import write_text
 from cmha.see.memory import movement
+
+if TYPE_CHECKING:
+    from _typeshed import StrPath
 
 CELL, LEFT, FALL = 18, 24, 110  # width of a cell, margin, height of the lines between two memories
 STYLE = """\
@@ -14,16 +20,16 @@ STYLE = """\
 line { stroke-width: 1.2; opacity: .75; }"""
 
 
-def save_memory_picture(path, B, T, H, hd):
+def save_memory_picture(path: StrPath, B: int, T: int, H: int, hd: int) -> None:
     write_text(path, memory_picture(B, T, H, hd))
 
 
-def memory_picture(B, T, H, hd):
+def memory_picture(B: int, T: int, H: int, hd: int) -> str:
     """Blocks of memory, each a strip of cells by address: the colour is the head, the number the token. A view leaves
     the strip as it is and is a line of text; a copy is a new strip, with a line from every old place to the new one."""
     stages = movement(B, T, H, hd)
     colours = [f"hsl({360 * h // H + 210} 55% 42%)" for h in range(H)]
-    body, y, before = [], 78, None
+    body, y, before = [], 78, stages[0].in_memory
     for stage in stages:
         text = f"{stage.what} to {stage.shape}, strides {stage.strides}: "
         if stage.storage == "new":
@@ -61,12 +67,12 @@ def memory_picture(B, T, H, hd):
     )
 
 
-def _text(x, y, text, kind=""):
+def _text(x: float, y: float, text: str, kind: str = "") -> str:
     kind = f' class="{kind}"' if kind else ""
     return f'<text x="{x}" y="{y}"{kind}>{escape(text)}</text>'
 
 
-def _cell(place, y, n, T, H, hd, colours):
+def _cell(place: int, y: int, n: int, T: int, H: int, hd: int, colours: list[str]) -> str:
     rest, d = divmod(int(n), hd)
     rest, h = divmod(rest, H)
     b, t = divmod(rest, T)

@@ -8,7 +8,11 @@ intermediates that `MultiHeadAttention._step_by_step` hands to `named`:
     logits                    what the whole GPT returns (of a bare attention: y)
 """
 
-from cmha.errors import listed, message
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from cmha.errors import listed, message, quote
 from cmha.nn import Module, MultiHeadAttention
 
 # In the order of the steps: word, step, the tensor's name in the lesson, shape.
@@ -31,16 +35,20 @@ STEPS = {
     "c_proj": (8, "y"),
 }
 INSIDE = [word for word in STEPS if not word.startswith("c_")]  # those that pass through `named`
+SOMETIMES = {  # the words that a pass may be without, and when they are there
+    "masked_scores": "where something is hidden: is_causal, a mask, a key_mask",
+    "dropped_weights": "where dropout drops: in training, with dropout > 0",
+}
 
 
-def modules(op, model):
+def modules(op: str, model: object) -> dict[str, Module]:
     """{name: module} of the model and all its parts; the model itself is '' here."""
     if not isinstance(model, Module):
         raise TypeError(message(op, "needs a module", type(model).__name__))
     return {public(name): module for name, module in model.named_modules()}
 
 
-def attentions(op, model):
+def attentions(op: str, model: object) -> dict[str, MultiHeadAttention]:
     """{name: MultiHeadAttention} in the order of the layers; at least one."""
     found = {name: part for name, part in modules(op, model).items() if isinstance(part, MultiHeadAttention)}
     if not found:
@@ -48,20 +56,20 @@ def attentions(op, model):
     return found
 
 
-def public(name):
+def public(name: str) -> str:
     """The name for users: GPT calls its blocks h, as GPT-2 does."""
     return "blocks." + name[2:] if name.startswith("h.") else name
 
 
-def join(path, word):
+def join(path: str, word: str) -> str:
     return f"{path}.{word}" if path else word
 
 
-def output_name(model):
+def output_name(model: Module) -> str:
     """What the output of the whole model is called."""
     return "logits" if hasattr(model, "cfg") else "y"
 
 
-def unknown(op, name, names):
+def unknown(op: str, name: object, names: Iterable[str], what: str = "intermediate") -> KeyError:
     """The error for a name that is not there."""
-    return KeyError(message(op, "no such intermediate", repr(name), f"one of {listed(names, 40)}"))
+    return KeyError(message(op, f"no such {what}", quote(name), f"one of {listed(names, 40)}"))

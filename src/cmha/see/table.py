@@ -1,9 +1,14 @@
 """The eight steps as a table of text."""
 
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
 _HEAD = ("step", "name", "tensor", "shape", "strides", "storage", "bytes", "time")
 
 
-def table(steps):
+def table(steps: Iterable[Mapping[str, Any]]) -> str:
     """One line for each of the dicts (keys as in cmha trace --json), under a line of titles."""
     rows = [_HEAD]
     for step in steps:

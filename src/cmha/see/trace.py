@@ -1,22 +1,38 @@
 """Every named intermediate of a real forward pass, read off the arrays it made.
 
-Two sources: `autograd.watch` sees every op with its arrays and time; hooks on all modules, and `named` of every
-attention, say which array has which name (see/names.py).
+Two sources: `autograd.watch` sees every op with its arrays and time; hooks around all modules, and at `named`
+of every attention, say which array has which name (see/names.py).
 """
 
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
 
 import numpy as np
 
 from cmha._core import Array
-from cmha.autograd import no_grad, watch
+from cmha.autograd import is_recorded, no_grad, watch
+from cmha.errors import message
+from cmha.nn.module import evaluating
 from cmha.see import names
+from cmha.see.inside import Inside
 from cmha.see.memory import owners_text
 from cmha.see.table import table
 from cmha.tensor import to_tensor
 
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+
+    from cmha.nn import Module, MultiHeadAttention
+    from cmha.tensor import Tensor
+    from cmha.types import ArrayLike, Event, NumPyArray, Shape
+
 # (step, op) -> what is done, and the tensor if it is not the one of the step
-_WHAT = {
+_WHAT: dict[tuple[int, str], tuple[str | None, str | None]] = {
     (4, "permute"): ("transpose k", "k"),
     (4, "matmul"): ("q @ k^T", None),
     (4, "multiply"): ("divide by sqrt(hd)", None),
@@ -39,130 +55,166 @@ class Intermediate:
     storage: str
     array: Array
     seconds: float
-    names: list = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
 
-    shape = property(lambda self: self.array.shape)
-    strides = property(lambda self: self.array.strides)
-    bytes = property(lambda self: self.array.nbytes)
+    @property
+    def shape(self) -> Shape:
+        return self.array.shape
 
-    def numpy(self):
+    @property
+    def strides(self) -> Shape:
+        return self.array.strides
+
+    @property
+    def bytes(self) -> int:
+        return self.array.nbytes
+
+    def numpy(self) -> NumPyArray:
         """A read-only view of the numbers."""
         return np.asarray(self.array)
 
-    def __array__(self, dtype=None, copy=None):
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NumPyArray:
         return np.array(self.numpy(), dtype=dtype)
 
-    def as_dict(self):
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        rule = "an Intermediate is the memory of a pass and can be neither copied nor pickled"
+        raise TypeError(message("trace", rule, hint="np.array(intermediate) is a copy of its numbers"))
+
+    def as_dict(self) -> dict[str, Any]:
         return {"step": self.step, "name": self.what, "tensor": self.tensor, "shape": list(self.shape),
                 "strides": list(self.strides), "storage": self.storage, "bytes": self.bytes,
                 "seconds": self.seconds}  # fmt: skip
 
 
-def trace(model):
+def trace(model: Module) -> Trace:
     """`with cmha.trace(model) as t: model(x)`, for a MultiHeadAttention, a GPT or what holds them, with and without a
     cache: then t["blocks.0.attn.scores"] is an Intermediate, `list(t)` are the names, t.rows all arrays in their order,
-    and print(t) the table of the eight steps. Of several passes inside, t holds the last.
+    and print(t) the table of the eight steps. Of several passes of the model inside, t holds the last that came to its
+    end; where the model itself was not called, its parts as they were called last. What this thread runs counts; blocks
+    that the backward pass runs again (checkpoint_activations) do not.
 
-    The pass runs step by step (`fused = False`), whose last bits differ from the fused kernels', and keeps every array.
-    Outside of the `with` nothing is left of it.
+    The pass runs step by step, whose last bits differ from the fused kernels', and keeps every array. What hooks and
+    cmha.replace put in place is what t shows, whichever came first. Outside of the `with` nothing is left of it.
     """
     return Trace(model)
 
 
-class Trace:
-    def __init__(self, model):
+class Trace(Inside):
+    """What trace gives: t[name] and iteration over names, rows (every Intermediate in its order), steps, table."""
+
+    op = "trace"
+
+    def __init__(self, model: Module) -> None:
         self._attentions = names.attentions("trace", model)
         self._model, self._modules = model, names.modules("trace", model)
-        self.rows, self._named, self._marks = [], {}, []
+        self.rows: list[Intermediate] = []
+        self._named: dict[str, Intermediate] = {}
+        self._events: list[Event] = []  # of the pass that runs: what ops did
+        self._marks: list[tuple[int, str, str, Array]] = []  # after so many events: the array of a path and a word
+        self._called: set[str] = set()
+        self._depth, self._whole = 0, False
 
-    def __enter__(self):
-        self._before = [(mha, mha.fused, vars(mha).get("named")) for mha in self._attentions.values()]
-        self._watch = watch()
-        self._events = self._watch.__enter__()
-        for path, mha in self._attentions.items():
-            mha.fused, mha.named = False, self._namer(path, mha.named)
+    def _set_up(self, stack: ExitStack) -> None:
+        self.rows, self._named, self._marks, self._whole = [], {}, [], False
+        self._events = stack.enter_context(watch())
         root = names.output_name(self._model)
-        self._hooks = [part.register_forward_hook(self._hook(path or root)) for path, part in self._modules.items()]
-        return self
+        for path, part in self._modules.items():
+            stack.callback(part._register("around", partial(self._around, path or root)).remove)
+        for path, mha in self._attentions.items():
+            stack.callback(mha._register("seeing", partial(self._mark, path)).remove)
 
-    def __exit__(self, *_):
-        for hook in self._hooks:
-            hook.remove()
-        for mha, fused, named in self._before:
-            mha.fused = fused
-            vars(mha).pop("named") if named is None else setattr(mha, "named", named)
-        self._watch.__exit__(None, None, None)
-        if self._marks:  # parts were called, not the model
+    def _end(self, failed: bool) -> None:
+        if self._marks and not self._whole:  # parts were called, not the model
             self._finish()
+        self._begin()
 
-    def _namer(self, path, before):
-        def named(word, x):
-            x = before(word, x)
-            self._marks.append((len(self._events), path, word, x.data))
-            return x
+    def _begin(self) -> None:
+        self._events.clear()
+        self._marks.clear()
+        self._called.clear()
 
-        return named
-
-    def _hook(self, name):
+    @contextmanager
+    def _around(self, name: str, module: Module) -> Iterator[Callable[[Any], object]]:
+        """One call of a module. One that fails leaves nothing of what it did."""
+        if not is_recorded(self._events):  # another thread, or a backward pass that runs a block again
+            yield lambda out: None
+            return
         path, _, word = name.rpartition(".")
+        outermost = not self._depth
+        if outermost and (module is self._model or self._whole or name in self._called):
+            self._begin()
+        events, marks = len(self._events), len(self._marks)
+        self._depth += 1
+        try:
+            yield lambda out: self._mark(path, word, out[0] if isinstance(out, tuple) else out)
+        except BaseException:
+            del self._events[events:], self._marks[marks:]
+            raise
+        finally:
+            self._depth -= 1
+        self._called.add(name)
+        if module is self._model:
+            self._finish()
+            self._begin()
+            self._whole = True
 
-        def hook(module, args, out):
-            out = out[0] if isinstance(out, tuple) else out
-            self._marks.append((len(self._events), path, word, out.data))
-            if module is self._model:
-                self._finish()
+    def _mark(self, path: str, word: str, x: Tensor) -> Tensor:
+        """Here stands the tensor of this name, after everything that changes it."""
+        if is_recorded(self._events):
+            self._marks.append((len(self._events), path, word, x.data))
+        return x
 
-        return hook
-
-    def _finish(self):
+    def _finish(self) -> None:
         """Turns what was seen of a pass into rows."""
-        self.rows, self._named, made, done = [], {}, {}, 0
+        self.rows, self._named, done = [], {}, 0
+        made: dict[int, Intermediate] = {}
         for position, path, word, array in self._marks:
             step, tensor = names.STEPS.get(word, (None, "")) if path in self._attentions else (None, "")
-            ops = [event[0] for event in self._events[done:position]]
-            for i, event in enumerate(self._events[done:position]):
+            events = [event for event in self._events[done:position] if event[0] != "checkpoint"]  # its block's ops are
+            ops = [event[0] for event in events]
+            for i, event in enumerate(events):
                 if step == 2:  # what a cache needs has no word of its own: each op for the keys, then for the values
                     tensor = "k" if 2 * ops[:i].count(ops[i]) < ops.count(ops[i]) else "v"
                 row = _row(path, step, tensor, event)
                 made[id(event[2])] = row
                 self.rows.append(row)
             done = position
-            row = made.get(id(array))
-            if row is None or (step == 2 and word != "q"):
-                row = self._row_without_op(path, step, tensor, array)
-            row.names.append(names.join(path, word))
-            self._named[row.names[-1]] = row
-        self._events.clear()
-        self._marks.clear()
+            found = made.get(id(array))
+            if found is None or (step == 2 and word != "q"):
+                found = self._row_without_op(path, step, tensor, array)
+            found.names.append(names.join(path, word))
+            self._named[found.names[-1]] = found
 
-    def _row_without_op(self, path, step, tensor, array):
+    def _row_without_op(self, path: str, step: int | None, tensor: str, array: Array) -> Intermediate:
         """What no op made: keys and values that pass through or come from the cache, or what `replace` put there."""
         what = "replaced" if step != 2 else f"remember: {'no' if len(array.shape) == 3 else 'all of the'} cache"
         row = Intermediate(path, step, what, tensor, "view" if step == 2 else "new", array, 0.0)
         self.rows.append(row)
         return row
 
-    def __getitem__(self, name):
-        row = self._named.get(names.public(name) if isinstance(name, str) else name)
-        if row is None:
+    def __getitem__(self, name: str) -> Intermediate:
+        if name not in self:
             raise names.unknown("trace", name, self._named)
-        return row
+        return self._named[names.public(name)]
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[str]:
         return iter(self._named)
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self._named)
 
-    def __contains__(self, name):
+    def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and names.public(name) in self._named
 
-    def steps(self, attention=None):
+    def steps(self, attention: str | None = None) -> list[Intermediate]:
         """The rows of the eight steps, of the attention with this name (the first by default)."""
-        path = next(iter(self._attentions)) if attention is None else names.public(attention)
+        path = next(iter(self._attentions)) if attention is None else attention
+        if not isinstance(path, str) or names.public(path) not in self._attentions:
+            raise names.unknown("trace", path, map(repr, self._attentions), "attention")
+        path = names.public(path)
         return [row for row in self.rows if row.where == path and row.step]
 
-    def __str__(self):
+    def __str__(self) -> str:
         if not self.rows:
             return "nothing traced: call the model inside `with cmha.trace(model) as t:`"
         first, *others = self._attentions
@@ -170,7 +222,7 @@ class Trace:
         lines = [f"{first or type(self._model).__name__}, {NOTE}", "", table(steps)]
         q = self._named.get(names.join(first, "q"))
         if q is not None:
-            lines += owners_text(*q.shape[:2], self._attentions[first].n_head, q.shape[2])
+            lines += owners_text(q.shape[0], q.shape[1], self._attentions[first].n_head, q.shape[2])
         if others:
             lines += ["", f"print(t.table(name)) shows the others: {', '.join(others)}"]
         if first:
@@ -178,30 +230,26 @@ class Trace:
             lines += ["", f"{len(self._named)} names, {len(self.rows)} arrays, {seconds * 1e3:.1f} ms in ops: list(t)"]
         return "\n".join(lines)
 
-    def table(self, attention=None):
+    def table(self, attention: str | None = None) -> str:
         """The eight steps of one attention as text."""
         return table([row.as_dict() for row in self.steps(attention)])
 
 
-def _row(path, step, tensor, event):
+def _row(path: str, step: int | None, tensor: str, event: Event) -> Intermediate:
     op, inputs, out, seconds = event
     storage = "view" if out.same_storage(inputs[0]) else "copy" if op in ("reshape", "contiguous") else "new"
-    what, other = _WHAT.get((step, op), (None, None))
+    what, other = _WHAT.get((step or 0, op), (None, None))
     if what is None:
-        prefix = _PREFIX.get(step, "")
+        prefix = _PREFIX.get(step or 0, "")
         what = prefix + op if prefix.endswith(" ") else prefix or op
     return Intermediate(path, step, what, other or tensor, storage, out, seconds)
 
 
-def eight_steps(mha, x):
+def eight_steps(mha: MultiHeadAttention, x: ArrayLike) -> list[dict[str, Any]]:
     """Run `mha` step by step and causally on x (B, T, D), without a cache; one dict per array it made, steps 1 to 8.
 
     Keys: step, name, tensor, shape, strides (in elements), storage, bytes, seconds, as of an Intermediate.
     """
-    training, mha.training = mha.training, False
-    try:
-        with no_grad(), trace(mha) as t:
-            mha(to_tensor(x, "trace").float(), is_causal=True)
-    finally:
-        mha.training = training
+    with evaluating(mha), no_grad(), trace(mha) as t:
+        mha(to_tensor(x, "trace").float(), is_causal=True)
     return [row.as_dict() for row in t.steps()]

@@ -2,7 +2,9 @@
 
 from cmha.text.bpe import BPETokenizer
 from cmha.text.load import load_tokenizer
-from cmha.text.tokenizers import ByteTokenizer, CharTokenizer, StreamDecoder
+from cmha.text.tokenizers import ByteTokenizer, CharTokenizer, StreamDecoder, Tokenizer
 from cmha.text.until import TextUntil
 
-__all__ = ["BPETokenizer", "ByteTokenizer", "CharTokenizer", "StreamDecoder", "TextUntil", "load_tokenizer"]
+__all__ = [
+    "BPETokenizer", "ByteTokenizer", "CharTokenizer", "StreamDecoder", "TextUntil", "Tokenizer", "load_tokenizer",
+]  # fmt: skip

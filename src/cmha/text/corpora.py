@@ -5,16 +5,29 @@
     text_ids      the ids of texts, piece by piece
 """
 
+from __future__ import annotations
+
 import codecs
 import hashlib
 import os
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from cmha.errors import message, quote_path
+from cmha.errors import message, quote, quote_path
 from cmha.text.token_files import is_token_file, open_token_files, token_dtype, tokens_in_folder
-from cmha.text.tokenizers import ByteTokenizer, CharTokenizer
+from cmha.text.tokenizers import ByteTokenizer, CharTokenizer, Tokenizer
+
+if TYPE_CHECKING:
+    from _typeshed import StrPath
+    from numpy.typing import NDArray
+
+    from cmha.text.token_files import Tokens
+    from cmha.types import ArrayLike
+
+    Ids: TypeAlias = NDArray[np.integer[Any]] | Tokens  # of a corpus: in memory, or in mapped files
 
 PIECE = 1 << 22  # bytes read at a time
 VALIDATION_LIMIT = 1 << 20  # tokens: each evaluation reads them all
@@ -24,25 +37,25 @@ VALIDATION_LIMIT = 1 << 20  # tokens: each evaluation reads them all
 class Corpus:
     """training (n,) and validation (m,) ids, arrays or Tokens in files; their tokenizer; sha256 of both, as text."""
 
-    training: object
-    validation: object
-    tokenizer: object
+    training: Ids
+    validation: Ids
+    tokenizer: Tokenizer | None
     sha256: str
 
     @classmethod
-    def from_ids(cls, training, validation, tokenizer=None):
+    def from_ids(cls, training: ArrayLike, validation: ArrayLike, tokenizer: Tokenizer | None = None) -> Corpus:
         """Of ids that are there already: arrays or lists (n,) and (m,) of integers from 0 to 2**32 - 1.
 
         Other numbers than integers: TypeError; another shape, an id out of this range: ValueError.
         """
-        training, validation = _checked("training", training), _checked("validation", validation)
-        digest = hashlib.sha256(str(len(training)).encode())
-        for ids in (training, validation):
-            digest.update(ids.astype("<u4"))
-        return cls(training, validation, tokenizer, digest.hexdigest())
+        parts = _checked("training", training), _checked("validation", validation)
+        digest = hashlib.sha256(str(len(parts[0])).encode())
+        for ids in parts:
+            digest.update(ids.astype("<u4").data)
+        return cls(*parts, tokenizer, digest.hexdigest())
 
 
-def _checked(name, ids):
+def _checked(name: str, ids: ArrayLike) -> NDArray[np.integer[Any]]:
     """ids as an array (n,), of the type they have."""
     try:
         array = np.asarray(ids)
@@ -60,7 +73,7 @@ def _checked(name, ids):
     return array
 
 
-def open_data(paths, tokenizer, block_size):
+def open_data(paths: Iterable[StrPath], tokenizer: Tokenizer | str | None, block_size: int) -> Corpus:
     """The Corpus of texts or of token files; without paths, of default_text().
 
     tokenizer is None, "char", "byte", or a tokenizer. None means the characters of the texts, or the tokenizer that a
@@ -69,6 +82,8 @@ def open_data(paths, tokenizer, block_size):
     last tenth. At most 2**20 tokens validate. Too little text for one window of block_size, an id outside the
     vocabulary, another tokenizer, text mixed with token files: ValueError.
     """
+    training: Ids
+    validation: Ids | None = None
     paths = [path for given in paths for path in tokens_in_folder(given)]
     in_files = [is_token_file(path) for path in paths]
     if any(in_files):
@@ -80,8 +95,9 @@ def open_data(paths, tokenizer, block_size):
         texts = Texts(paths) if paths else [default_text()]
         tokenizer = make_tokenizer(tokenizer or "char", texts)
         smallest = np.min_scalar_type(tokenizer.vocab_size - 1)  # a corpus stays in memory for hours
-        training = np.concatenate([ids.astype(smallest) for ids in text_ids(tokenizer, texts)])
-        validation, digests = None, [hashlib.sha256(training.astype(token_dtype(tokenizer.vocab_size))).hexdigest()]
+        ids = np.concatenate([piece.astype(smallest) for piece in text_ids(tokenizer, texts)])
+        digests = [hashlib.sha256(ids.astype(token_dtype(tokenizer.vocab_size)).data).hexdigest()]
+        training = ids
     if validation is None:  # the last tenth
         training, validation = split(training, block_size)
     else:
@@ -92,7 +108,7 @@ def open_data(paths, tokenizer, block_size):
     return Corpus(training, validation, tokenizer, hashlib.sha256(told.encode()).hexdigest())
 
 
-def default_text():
+def default_text() -> str:
     """The language reference behind help(): about 465,000 characters of English that every Python carries."""
     try:
         from pydoc_data.topics import topics
@@ -109,12 +125,12 @@ class Texts:
     that byte-pair encoding gives the same ids as for the whole. progress, a function of a number of bytes, may be set.
     """
 
-    def __init__(self, paths):
+    def __init__(self, paths: Iterable[StrPath]) -> None:
         self.paths = [file for path in paths for file in _files(path)]
-        self.progress = lambda count: None
-        self._kept = {}  # what can be read only once: a pipe
+        self.progress: Callable[[int], object] = lambda count: None
+        self._kept: dict[StrPath, list[str]] = {}  # what can be read only once: a pipe
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[str]:
         for number, path in enumerate(self.paths):
             if number:
                 yield "\n"
@@ -123,10 +139,10 @@ class Texts:
             yield from self._kept.get(path) or _pieces(path, self.progress)
 
 
-def _files(path):
+def _files(path: StrPath) -> Sequence[StrPath]:
     if not os.path.isdir(path):
         return [path]
-    found = []
+    found: list[str] = []
     for folder, folders, names in os.walk(path):
         folders[:] = [name for name in folders if not name.startswith(".")]
         found += [os.path.join(folder, name) for name in names if not name.startswith(".")]
@@ -135,7 +151,7 @@ def _files(path):
     return sorted(found)
 
 
-def _pieces(path, progress):
+def _pieces(path: StrPath, progress: Callable[[int], object]) -> Iterator[str]:
     """The text of one file: UTF-8, CRLF becomes LF, a byte-order mark is dropped; other bytes are a ValueError."""
     decoder, text, offset, empty = codecs.getincrementaldecoder("utf-8")(), "", 0, True
     with open(path, "rb") as file:
@@ -162,7 +178,7 @@ def _pieces(path, progress):
         raise ValueError(message("train", "text must not be empty", f"0 characters in {quote_path(path)}"))
 
 
-def _end_of_word(text):
+def _end_of_word(text: str) -> int:
     """Where a line ends in text, else a word, as far right as possible; 0 where neither does."""
     for space in "\n ":
         at = text.rfind(space)
@@ -173,11 +189,13 @@ def _end_of_word(text):
     return 0
 
 
-def make_tokenizer(wanted, texts, vocab_size=None):
+def make_tokenizer(wanted: Tokenizer | str, texts: Iterable[str], vocab_size: int | None = None) -> Tokenizer:
     """The tokenizer called "char" (all characters of texts), "byte", or "bpe" (learnt from texts, vocab_size ids, 4096
     by default); what is one already is given back."""
+    if not isinstance(wanted, str):
+        return wanted
     if wanted == "char":
-        characters = set()
+        characters: set[str] = set()
         for text in texts:
             characters.update(text)
         return CharTokenizer("".join(characters))
@@ -185,10 +203,12 @@ def make_tokenizer(wanted, texts, vocab_size=None):
         from cmha.text import BPETokenizer
 
         return BPETokenizer.train("".join(texts), vocab_size or 4096)
-    return ByteTokenizer() if wanted == "byte" else wanted
+    if wanted != "byte":
+        raise ValueError(message("train", "tokenizer must be char, byte, bpe, or an object", quote(wanted)))
+    return ByteTokenizer()
 
 
-def text_ids(tokenizer, texts):
+def text_ids(tokenizer: Tokenizer, texts: Iterable[str]) -> Iterator[NDArray[np.integer[Any]]]:
     """texts -> pieces of ids (n,) of the type they have in a token file."""
     dtype = token_dtype(tokenizer.vocab_size)
     encode = getattr(tokenizer, "encode_array", tokenizer.encode)
@@ -196,19 +216,19 @@ def text_ids(tokenizer, texts):
         yield np.asarray(encode(text)).astype(dtype)
 
 
-def split(ids, block_size):
+def split(ids: Ids, block_size: int) -> tuple[Ids, Ids]:
     """(training, validation): validation is the last tenth, at most 2**20 tokens; training ends where it begins.
 
     Each must hold one window and the token after it.
     """
     cut = max(len(ids) * 9 // 10, len(ids) - VALIDATION_LIMIT)
-    parts = {"training": ids[:cut], "validation": ids[cut:]}
-    for name, part in parts.items():
-        check_length(name, part, block_size)
-    return tuple(parts.values())
+    training, validation = ids[:cut], ids[cut:]
+    check_length("training", training, block_size)
+    check_length("validation", validation, block_size)
+    return training, validation
 
 
-def check_length(name, ids, block_size):
+def check_length(name: str, ids: Sized, block_size: int) -> None:
     """A window of block_size tokens predicts the token after each, so one more is needed."""
     if len(ids) < block_size + 1:
         rule = f"{name} split must hold at least block_size + 1 = {block_size + 1} tokens"

@@ -10,6 +10,8 @@
 A .bin says nothing of its tokenizer: it is the one given, or the one whose file lies in the same folder.
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 import mmap
@@ -17,12 +19,23 @@ import os
 import re
 import sys
 import tempfile
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, overload
 
 import numpy as np
 from tqdm import tqdm
 
 from cmha.errors import CheckpointError, listed, message, quote, quote_path
 from cmha.files import read_header, read_text, write_atomically, write_text
+
+if TYPE_CHECKING:
+    from _typeshed import StrPath
+    from numpy.typing import NDArray
+
+    from cmha.files import _Counted
+    from cmha.text.tokenizers import Tokenizer
+    from cmha.types import ArrayLike
+
 
 FORMAT = "cmha-tokens-1"
 LLM_C = {(20240520, 1): "<u2", (20240801, 7): "<u4"}  # magic, version: type of an id
@@ -31,22 +44,22 @@ SUFFIXES = (".safetensors", ".bin")
 CHUNK = 1 << 24  # bytes
 
 
-def token_dtype(vocab_size):
+def token_dtype(vocab_size: int) -> np.dtype[np.integer[Any]]:
     """uint16 where it holds every id, else uint32; little-endian."""
     return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
 
 
-def is_token_file(path):
+def is_token_file(path: StrPath) -> bool:
     return os.fspath(path).lower().endswith(SUFFIXES)
 
 
-def tokens_in_folder(path):
+def tokens_in_folder(path: StrPath) -> list[StrPath]:
     """The token files of a folder, sorted, if it holds any; else the path itself."""
     names = sorted(filter(is_token_file, os.listdir(path))) if os.path.isdir(path) else []
     return [os.path.join(path, name) for name in names] or [path]
 
 
-def byte_bar(what, total):
+def byte_bar(what: str, total: int) -> tqdm[NoReturn]:
     """A progress bar that shows itself on a terminal, and only when the work takes more than two seconds."""
     disable = None if sys.stderr is not None else True  # None: where stderr is no terminal
     return tqdm(total=total, desc=what, unit="B", unit_scale=True, delay=2, leave=False, disable=disable)
@@ -58,14 +71,18 @@ class Tokens:
     Nothing is read before it is asked for. A file that has become shorter is a ValueError, not a crash.
     """
 
-    def __init__(self, parts):
+    def __init__(self, parts: list[tuple[TokenFile, int, int]]) -> None:
         self._parts = parts  # [(mapped file, first position, position after the last)]
         self._ends = np.cumsum([last - first for _, first, last in parts])
 
-    def __len__(self):
+    def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
 
-    def __getitem__(self, index):
+    @overload
+    def __getitem__(self, index: slice) -> Tokens: ...
+    @overload
+    def __getitem__(self, index: ArrayLike) -> NDArray[np.integer[Any]]: ...
+    def __getitem__(self, index: slice | ArrayLike) -> Tokens | NDArray[np.integer[Any]]:
         if isinstance(index, slice):
             return self._cut(*index.indices(len(self)))
         index = np.asarray(index)
@@ -81,9 +98,9 @@ class Tokens:
             ids[here] = file.take(index[here] - (self._ends[number] - last))
         return ids
 
-    def _cut(self, start, stop, step):
+    def _cut(self, start: int, stop: int, step: int) -> Tokens:
         if step != 1:
-            raise ValueError(message("tokens", "a slice must have the step 1", step))
+            raise ValueError(message("tokens", "a slice must have the step 1", str(step)))
         parts = []
         for (file, first, last), end in zip(self._parts, self._ends.tolist(), strict=True):
             begin, shift = end - (last - first), first - (end - (last - first))
@@ -96,8 +113,9 @@ class Tokens:
 class TokenFile:
     """One file: its ids, checked against a vocabulary; metadata {} unless it is cmha's own."""
 
-    def __init__(self, path):
-        self.path, self.metadata = path, {}
+    def __init__(self, path: StrPath) -> None:
+        self.path = path
+        self.metadata: dict[str, str] = {}
         with open(path, "rb") as file:
             self._size = os.fstat(file.fileno()).st_size
             start = np.frombuffer(file.read(12).ljust(12, b"\0"), "<i4").tolist()
@@ -114,10 +132,10 @@ class TokenFile:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self._ids = np.frombuffer(self._map, self.dtype, offset=self._offset)
 
-    def _refuse(self, rule, got, expected=None):
+    def _refuse(self, rule: str, got: str, expected: str | None = None) -> NoReturn:
         raise CheckpointError(message("load", rule, f"{got} in {quote_path(self.path)}", expected))
 
-    def _own(self):
+    def _own(self) -> tuple[np.dtype[np.integer[Any]], int, int]:
         """(dtype, offset, count) by the header of safetensors."""
         header = read_header(self.path)
         self.metadata = header.pop("__metadata__", {})
@@ -129,13 +147,14 @@ class TokenFile:
             self._refuse("tokens must be one row of U16 or U32", quote(entry))
         return np.dtype(names[entry["dtype"]]), 8 + length, entry["shape"][0]
 
-    def take(self, index):
+    def take(self, index: NDArray[np.integer[Any]]) -> NDArray[np.integer[Any]]:
         """The ids at these positions, of any shape. Reading a mapped page behind the file's end would be a crash."""
         if self._map.size() < self._size:
             self._refuse("a token file must not become shorter while it is used", f"{self._map.size():,} bytes")
-        return self._ids[index]
+        ids: NDArray[np.integer[Any]] = self._ids[index]
+        return ids
 
-    def check(self, vocab_size, bar):
+    def check(self, vocab_size: int, bar: tqdm[NoReturn]) -> str:
         """The SHA-256 of the ids, as text; an id outside the vocabulary and damage are refused."""
         digest, at = hashlib.sha256(), 0
         wanted = token_dtype(vocab_size)
@@ -147,14 +166,14 @@ class TokenFile:
                     place = int(np.argmax(ids >= vocab_size))
                     got = f"{ids[place]} at position {at + place}"
                     self._refuse(f"ids must be from 0 to {vocab_size - 1}", got)
-                digest.update(data if ids.dtype == wanted else ids.astype(wanted))
+                digest.update(data if ids.dtype == wanted else ids.astype(wanted).data)
                 at += len(ids)
                 bar.update(len(data))
         if self.metadata.get("sha256", digest.hexdigest()) != digest.hexdigest():
             self._refuse("ids must have the SHA-256 of the header", digest.hexdigest(), quote(self.metadata["sha256"]))
         return digest.hexdigest()
 
-    def tokenizer(self):
+    def tokenizer(self) -> Tokenizer | None:
         """The tokenizer that the file brings, or that lies beside it; None without either."""
         from cmha.text import load_tokenizer
 
@@ -169,10 +188,12 @@ class TokenFile:
             self._refuse("a token file must hold its tokenizer", quote(self.metadata.get("tokenizer")))
 
 
-def open_token_files(paths, tokenizer=None):
+def open_token_files(
+    paths: Sequence[StrPath], tokenizer: Tokenizer | str | None = None
+) -> tuple[Tokens, Tokens | None, Tokenizer, list[str]]:
     """(training, validation or None, tokenizer, SHA-256 of each file's ids) of token files; all ids are checked."""
     files = [TokenFile(path) for path in paths]
-    if tokenizer in ("char", "byte", "bpe"):
+    if isinstance(tokenizer, str):
         rule = "a token file brings its tokenizer; --tokenizer may name its folder, or be left out"
         raise ValueError(message("train", rule, repr(tokenizer)))
     tokenizer = tokenizer or files[0].tokenizer()
@@ -196,16 +217,16 @@ def open_token_files(paths, tokenizer=None):
     return training, _joined(kept) if kept else None, tokenizer, digests
 
 
-def _joined(files):
+def _joined(files: list[TokenFile]) -> Tokens:
     return Tokens([(file, 0, file.count) for file in files])
 
 
-def _is_validation(path):
+def _is_validation(path: StrPath) -> bool:
     """val.bin, fineweb_val_000000.bin: the word stands between other words."""
     return "val" in re.split(r"[^a-z]+", os.path.basename(os.fspath(path)).lower())
 
 
-def tokenizer_state(tokenizer):
+def tokenizer_state(tokenizer: Tokenizer) -> tuple[str, str]:
     """(JSON of the files that tokenizer.save writes, its SHA-256): equal tokenizers give equal text."""
     with tempfile.TemporaryDirectory(prefix="cmha-") as folder:
         tokenizer.save(folder)
@@ -214,7 +235,7 @@ def tokenizer_state(tokenizer):
     return text, hashlib.sha256(text.encode()).hexdigest()
 
 
-def tokenizer_from_state(text):
+def tokenizer_from_state(text: str) -> Tokenizer:
     """The tokenizer of which tokenizer_state gave that text."""
     from cmha.text import load_tokenizer
 
@@ -226,13 +247,13 @@ def tokenizer_from_state(text):
         return load_tokenizer(folder)
 
 
-def write_tokens(path, pieces, tokenizer):
+def write_tokens(path: StrPath, pieces: Iterable[NDArray[np.integer[Any]]], tokenizer: Tokenizer) -> int:
     """Writes the pieces, arrays of ids (n,), one after another as a token file at path, or nothing; returns their
     number. No more than one piece is in memory."""
     text, sha256 = tokenizer_state(tokenizer)
     dtype, digest, count = token_dtype(tokenizer.vocab_size), hashlib.sha256(), 0
 
-    def header(count, digest):
+    def header(count: int, digest: str) -> bytes:
         entry = {"dtype": {2: "U16", 4: "U32"}[dtype.itemsize], "shape": [count]}
         entry["data_offsets"] = [0, count * dtype.itemsize]
         metadata = {"format": FORMAT, "sha256": digest, "tokenizer": text, "tokenizer_sha256": sha256}
@@ -242,13 +263,13 @@ def write_tokens(path, pieces, tokenizer):
     room = len(header(1 << 60, digest.hexdigest()))
     room += -room % 8  # so that the ids start aligned
 
-    def write(file):
+    def write(file: _Counted) -> None:
         nonlocal count
         file.write(bytes(8 + room))
         for ids in pieces:
             data = np.ascontiguousarray(ids, dtype)
-            file.write(data.view(np.uint8))
-            digest.update(data)
+            file.write(data.view(np.uint8).data)
+            digest.update(data.data)
             count += len(ids)
         file.replace_start(room.to_bytes(8, "little") + header(count, digest.hexdigest()).ljust(room))
 

@@ -1,15 +1,24 @@
 """What a run will need, counted before anything of it exists: a machine that swaps or kills explains nothing."""
 
+from __future__ import annotations
+
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cmha.errors import message
 from cmha.train.accumulate import OneProcess
 from cmha.train.batches import validation_batch_size
 
+if TYPE_CHECKING:
+    from cmha.gpt import GPTConfig
+    from cmha.train.settings import TrainSettings
+
 ALONE = OneProcess()
 
 
-def bytes_needed(config, batch_size, micro_batches=1, checkpoint_activations=False, processes=1):
+def bytes_needed(
+    config: GPTConfig, batch_size: int, micro_batches: int = 1, checkpoint_activations: bool = False, processes: int = 1
+) -> int:
     """Bytes of one process at the peak of a training step, of an evaluation or of a save, whichever is the most.
 
     batch_size windows go through the model at a time, micro_batches times a step on each of the processes.
@@ -37,7 +46,7 @@ def bytes_needed(config, batch_size, micro_batches=1, checkpoint_activations=Fal
     return int(4 * (4 * parameters + max(step + more_gradients, evaluation, 2 * parameters)))
 
 
-def bytes_available(proc=Path("/proc"), cgroup=Path("/sys/fs/cgroup")):
+def bytes_available(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
     """What the system can give without swapping, at most the container's limit; None where it does not say."""
     found = []
     for path in (cgroup / "memory.max", cgroup / "memory/memory.limit_in_bytes"):
@@ -53,7 +62,7 @@ def bytes_available(proc=Path("/proc"), cgroup=Path("/sys/fs/cgroup")):
     return min(found, default=None)
 
 
-def check_memory(config, settings, processes=ALONE):
+def check_memory(config: GPTConfig, settings: TrainSettings, processes: OneProcess = ALONE) -> None:
     """A MemoryError with the figures where a run of this model with these settings cannot fit."""
     size, share = settings.micro_batch_size, -(-settings.micro_batches // processes.size)
     need = bytes_needed(config, size, share, settings.checkpoint_activations, processes.size) * processes.here

@@ -3,37 +3,44 @@
      2100/5000  loss 1.873  val 1.912  00:34 left  25,625 tokens/s  |#########          |
 """
 
+from __future__ import annotations
+
 import os
 import shutil
 import sys
+from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 from tqdm.std import Bar
+
+if TYPE_CHECKING:
+    from cmha.train.run_folder import Row
 
 SEPARATOR = "  "
 LEAST_BAR = 10  # columns; a shorter one says nothing
 
 
-class ProgressLine(tqdm):
+class ProgressLine(tqdm):  # type: ignore[misc]  # tqdm comes without types
     """A tqdm whose line is made here; row is the newest one of the trainer, val_loss the last that was measured.
 
     done steps were there before: they count, but took no time here.
     """
 
-    row, val_loss = None, None
+    row: Row | None = None
+    val_loss: float | None = None
 
-    def __init__(self, total, done, disable):
+    def __init__(self, total: int, done: int, disable: bool) -> None:
         pace = 0.2 if sys.stderr and sys.stderr.isatty() else 10.0  # seconds between two looks
         super().__init__(total=total, initial=done, disable=disable, mininterval=pace, nrows=20)  # some terminals say 0
 
-    def say(self, text):
+    def say(self, text: str) -> None:
         """Text above the line."""
         try:
             self.write(text, file=sys.stderr)
         except OSError:
             pass
 
-    def __str__(self):
+    def __str__(self) -> str:
         done = f"{self.n:{len(str(self.total))}}/{self.total}"
         if self.row is None:
             return fitted([done], columns())
@@ -51,20 +58,20 @@ class ProgressLine(tqdm):
             return line
         return f"{line}{SEPARATOR}|{Bar(self.n / self.total, width, Bar.ASCII if self.ascii is True else Bar.UTF)}|"
 
-    def display(self, msg=None, pos=None):
+    def display(self, msg: str | None = None, pos: int | None = None) -> Any:
         try:
             return super().display(msg, pos)
         except OSError:  # the terminal was closed: no reason to lose a run
             return False
 
-    def close(self):
+    def close(self) -> None:
         try:
             super().close()
         except OSError:
             pass
 
 
-def columns():
+def columns() -> int:
     """Of stderr, less the last one, behind which some terminals begin a new line."""
     try:
         width = os.get_terminal_size(sys.stderr.fileno()).columns
@@ -73,7 +80,7 @@ def columns():
     return (width or shutil.get_terminal_size().columns) - 1
 
 
-def fitted(fields, width):
+def fitted(fields: list[str], width: int) -> str:
     """As many fields, from the first on, as there is room for; where not even two fit, the second: the loss."""
     line = fields[0]
     for field in fields[1:]:

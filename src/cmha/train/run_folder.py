@@ -3,19 +3,37 @@
     log.jsonl   a line per evaluation; written, and on the disk, before the checkpoint that knows of it
 """
 
+from __future__ import annotations
+
 import errno
 import json
 import os
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, TypedDict
 
 from cmha.errors import message, quote_path
 from cmha.files import append_text, remove_leftovers, write_text
+
+if TYPE_CHECKING:
+    from _typeshed import StrPath
 
 LOG = "log.jsonl"
 RUN_FILES = ("config.json", "model.safetensors", LOG, "tokenizer_cmha.json", "tokenizer.json", "checkpoints")
 
 
-def refuse_a_run(folder, begun=False):
+class Row(TypedDict):
+    """A line of the log; val_loss is None on the way from one evaluation to the next."""
+
+    step: int
+    loss: float
+    val_loss: float | None
+    lr: float
+    grad_norm: float
+    tokens_per_second: float
+
+
+def refuse_a_run(folder: StrPath, begun: bool = False) -> None:
     """A new run goes into a folder without files of another. begun: into one whose first save never came to an end."""
     found = [name for name in RUN_FILES if os.path.lexists(os.path.join(folder, name))]
     if found and not (begun and LOG in found):
@@ -25,7 +43,7 @@ def refuse_a_run(folder, begun=False):
 
 
 @contextmanager
-def locked(folder):
+def locked(folder: StrPath) -> Iterator[None]:
     """Inside, no other process trains in this folder; the lock leaves no file, and goes with the process."""
     os.makedirs(folder, exist_ok=True)
     try:
@@ -48,16 +66,17 @@ def locked(folder):
         os.close(descriptor)
 
 
-def tidy(folder):
+def tidy(folder: StrPath) -> None:
     """Removes temp files that a killed run left behind."""
     remove_leftovers(folder)
     if os.path.isdir(os.path.join(folder, "checkpoints")):
         remove_leftovers(os.path.join(folder, "checkpoints"))
 
 
-def continue_log(folder, last):
+def continue_log(folder: StrPath, last: int) -> list[Row]:
     """Cuts the log back to the lines up to step `last`, which are returned; a line cut short by a crash goes too."""
-    path, rows = os.path.join(folder, LOG), []
+    path = os.path.join(folder, LOG)
+    rows: list[Row] = []
     if not os.path.exists(path):
         return rows
     with open(path, encoding="utf-8", errors="replace") as file:
@@ -75,9 +94,9 @@ def continue_log(folder, last):
     return rows
 
 
-def append_to_log(folder, rows):
+def append_to_log(folder: StrPath, rows: Iterable[Row]) -> None:
     append_text(os.path.join(folder, LOG), "".join(map(_line, rows)))
 
 
-def _line(row):
+def _line(row: Row) -> str:
     return json.dumps(row, allow_nan=False) + "\n"

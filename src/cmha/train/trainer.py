@@ -1,5 +1,7 @@
 """The training loop: batch, loss, backward, clip, AdamW; at every evaluation a line of log.jsonl and a checkpoint."""
 
+from __future__ import annotations
+
 import hashlib
 import math
 import os
@@ -9,6 +11,7 @@ import warnings
 from contextlib import nullcontext
 from dataclasses import asdict
 from itertools import zip_longest
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypedDict
 
 import numpy as np
 
@@ -16,6 +19,7 @@ from cmha import _core, random
 from cmha.autograd import no_grad
 from cmha.errors import message, quote_path
 from cmha.gpt import GPT, GPTConfig
+from cmha.nn.module import evaluating
 from cmha.tensor import Tensor
 from cmha.text.corpora import check_length
 from cmha.train import run_folder
@@ -36,12 +40,30 @@ from cmha.train.checkpoint import (
 from cmha.train.settings import TrainSettings
 from cmha.train.signals import StopRequest
 
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from _typeshed import StrPath
+
+    from cmha.text.corpora import Corpus
+    from cmha.train.progress import ProgressLine
+    from cmha.train.run_folder import Row
+    from cmha.types import IntArray
+
+    class Logger(Protocol):
+        def log(self, values: dict[str, Any], /, *, step: int) -> object: ...
+
+    class TrainerOptions(TypedDict, total=False):
+        logger: Logger | None
+        progress: bool
+        processes: OneProcess | None
+
 SAMPLE = 400  # tokens
 NOTHING_YET = {"loss": 0.0, "steps": 0, "lr": 0.0, "grad_norm": 0.0}  # since the last line of the log
 
 
 class Trainer:
-    """Trains a GPT on a Corpus (cmha.text.corpora) and keeps the run in a folder, or nowhere with folder=None.
+    """Trains a GPT on a Corpus (cmha.text.corpora) and keeps the run in a folder, or nowhere with folder=None::
 
         trainer = Trainer(model, corpus, TrainSettings(steps=500), "runs/mine")
         trainer.run()                                     # None, or the number of the signal that stopped it
@@ -49,12 +71,15 @@ class Trainer:
         trainer.run()
 
     Everything random is a function of settings.seed and the step. A loss, gradient or weight that is not finite ends
-    the run with a ValueError that names step and tensor, before anything is written. logger: an object whose
-    log(dict, step=n) gets every line of the log, and samples, as a run of wandb does. progress: a line on stderr.
-    processes: who shares the work (accumulate.py); this process alone by default.
+    the run with a ValueError that names step and tensor, before anything is written. logger: an object whose log(dict,
+    step=n) gets every line of the log, and samples, as a run of wandb does. progress: a line on stderr. processes: who
+    shares the work (accumulate.py); this process alone by default.
     """
 
-    def __init__(self, model, corpus, settings=None, folder=None, *, logger=None, progress=True, processes=None):
+    def __init__(
+        self, model: GPT, corpus: Corpus, settings: TrainSettings | None = None, folder: StrPath | None = None, *,
+        logger: Logger | None = None, progress: bool = True, processes: OneProcess | None = None,
+    ) -> None:  # fmt: skip
         settings = TrainSettings() if settings is None else settings
         for name in ("training", "validation"):
             check_length(name, getattr(corpus, name), model.cfg.block_size)
@@ -67,16 +92,23 @@ class Trainer:
         model.checkpoint_activations = settings.checkpoint_activations
         self.optimizer = AdamW(parameter_groups(model, settings.weight_decay), settings.lr, betas=settings.betas)
         self.named = list(model.named_parameters())
-        self.step, self.rows = 0, []  # steps done, lines of the log
-        self.saved = None  # False from the beginning of the first save, True from its end
+        self.step = 0  # steps done
+        self.rows: list[Row] = []  # of the log
+        self.saved: bool | None = None  # False from the beginning of the first save, True from its end
         self.begun = False  # whether the folder may hold a run that never came to its first checkpoint
-        self.evaluated, self.best, self._since = [], None, dict(NOTHING_YET)
-        self._tokenizer, self._seen = None, []
-        self._saved_step = 0  # None after a resume: the files beside the checkpoint may be of another step, or gone
+        self.evaluated: list[int] = []
+        self.best: list[Any] | None = None
+        self._since = dict(NOTHING_YET)
+        self._tokenizer: dict[str, str] | None = None
+        self._seen: list[tuple[int, str]] = []
+        self._saved_step: int | None = 0  # None after a resume: what lies beside the checkpoint may be older, or gone
 
     # ------------------------------------------------------------------------------------------ going on
     @classmethod
-    def resume(cls, path, corpus, *, steps=None, eval_interval=None, **options):
+    def resume(
+        cls, path: StrPath, corpus: Corpus, *, steps: int | None = None, eval_interval: int | None = None,
+        **options: Unpack[TrainerOptions],
+    ) -> Trainer:  # fmt: skip
         """The trainer of a run that was interrupted, or of one that shall go on to more steps.
 
         path: the folder of a run, whose newest checkpoint is taken (a damaged one is passed over, with a warning), or a
@@ -91,13 +123,16 @@ class Trainer:
                 warnings.warn(f"{error}; going on from {quote_path(checkpoint.path)}", stacklevel=2)
         else:
             checkpoint = Checkpoint.read(path)
-        changes = {"steps": steps, "eval_interval": eval_interval}
-        changes = {name: value for name, value in changes.items() if value is not None}
+        given = {"steps": steps, "eval_interval": eval_interval}
+        changes = {name: value for name, value in given.items() if value is not None}
         return cls.from_checkpoint(checkpoint, corpus, changes, **options)
 
     @classmethod
-    def from_checkpoint(cls, checkpoint, corpus, changes=None, **options):
-        """changes: {name: value} of the settings in MAY_CHANGE."""
+    def from_checkpoint(
+        cls, checkpoint: Checkpoint, corpus: Corpus, changes: dict[str, Any] | None = None,
+        **options: Unpack[TrainerOptions],
+    ) -> Trainer:  # fmt: skip
+        """The trainer that goes on from a Checkpoint; changes: {name: value} of the settings in MAY_CHANGE."""
         checkpoint.check({"data": corpus.sha256, "tokenizer": tokenizer_dict(corpus.tokenizer)})
         settings = checkpoint.settings_with(changes or {})
         folder = checkpoint.folder
@@ -111,7 +146,7 @@ class Trainer:
         return trainer
 
     # ------------------------------------------------------------------------------------------ the loop
-    def run(self):
+    def run(self) -> int | None:
         """Trains to settings.steps. Returns None, or the number of the signal that ended it after a step."""
         with nullcontext() if self.folder is None else run_folder.locked(self.folder):
             self._enter()
@@ -120,7 +155,7 @@ class Trainer:
             self.model.train()
             return self._loop()
 
-    def _enter(self):
+    def _enter(self) -> None:
         """The folder is ours now: is it what it was when we looked?"""
         if self.folder is None:
             return
@@ -134,15 +169,15 @@ class Trainer:
         self._seen = checkpoints(self.folder)
         self.rows = run_folder.continue_log(self.folder, self.evaluated[-1] if self.evaluated else 0)
 
-    def _beginning(self):
+    def _beginning(self) -> dict[str, Any]:
         """What processes must have in common, or they would not compute one run."""
         weights = hashlib.sha256()
         for _, parameter in self.named:
-            weights.update(np.asarray(parameter.detach()))
+            weights.update(np.asarray(parameter.detach()).data)
         found = {"data": self.corpus.sha256, "settings": self.settings, "model": self.model.cfg, "step": self.step}
         return found | {"weights": weights.hexdigest(), "versions of cmha": describe_build()["cmha"]}
 
-    def _loop(self):
+    def _loop(self) -> int | None:
         from cmha.train.progress import ProgressLine
 
         settings = self.settings
@@ -172,25 +207,25 @@ class Trainer:
                 self._save()
         return number
 
-    def _evaluation_is_due(self):
+    def _evaluation_is_due(self) -> bool:
         if self.step == 0 or self.step in self.evaluated[-1:]:
             return False
         return self.step == self.settings.steps or self.step % self.settings.eval_interval == 0
 
-    def _row(self, val_loss, tokens_per_second):
+    def _row(self, val_loss: float | None, tokens_per_second: float) -> Row:
         """A line of the log: the loss is the mean over the steps since the last one."""
         since = self._since
         loss = since["loss"] / max(since["steps"], 1)
-        row = {"step": self.step, "loss": loss, "val_loss": val_loss, "lr": since["lr"]}
-        return row | {"grad_norm": since["grad_norm"], "tokens_per_second": tokens_per_second}
+        return {"step": self.step, "loss": loss, "val_loss": val_loss, "lr": since["lr"],
+                "grad_norm": since["grad_norm"], "tokens_per_second": tokens_per_second}  # fmt: skip
 
-    def _train_step(self):
+    def _train_step(self) -> None:
         """One update."""
         settings, step = self.settings, self.step
         sizes = (settings.batch_size, self.model.cfg.block_size)
         drawn = 0 if settings.overfit_one_batch else step
         batch = training_batch(self.corpus.training, *sizes, seed=settings.seed, step=drawn)
-        counted = np.count_nonzero(batch[1] != -1)
+        counted = int(np.count_nonzero(batch[1] != -1))
         mine = share(settings.micro_batches, self.processes.rank, self.processes.size)
         self.optimizer.zero_grad()
         total = tree_sum(*mine, lambda number: self._micro_batch(number, *batch, counted))
@@ -206,7 +241,7 @@ class Trainer:
         self._since = {"loss": since["loss"] + total.loss, "steps": since["steps"] + 1}
         self._since |= {"lr": self.optimizer.lr, "grad_norm": norm}
 
-    def _micro_batch(self, number, inputs, targets, counted):
+    def _micro_batch(self, number: int, inputs: IntArray, targets: IntArray, counted: int) -> Gradients:
         """Gradients of micro-batch `number`, weighed by its share of the tokens that count in the whole batch."""
         settings = self.settings
         first = number * settings.micro_batch_size
@@ -220,7 +255,7 @@ class Trainer:
         loss.backward(weight)
         return Gradients.take(value * weight, self.optimizer.params)
 
-    def _not_finite(self, what, got, batch=None):
+    def _not_finite(self, what: str, got: str, batch: tuple[IntArray, IntArray] | None = None) -> NoReturn:
         bad, found = self._bad_weight(), ""
         if bad is not None:
             found = f" with a weight of {bad} that is not"
@@ -228,16 +263,17 @@ class Trainer:
             found = f", first in the output of {self._bad_output(*batch)}"
         raise ValueError(message("train", f"{what} must be finite", f"{got} at step {self.step + 1}{found}"))
 
-    def _bad_weight(self):
+    def _bad_weight(self) -> str | None:
         """The name of the first parameter that holds NaN or infinity, or None."""
         squares = _core.sums_of_squares([p.data for _, p in self.named])
         return next((name for (name, _), x in zip(self.named, squares, strict=True) if not math.isfinite(x)), None)
 
-    def _bad_output(self, inputs, targets):
+    def _bad_output(self, inputs: IntArray, targets: IntArray) -> str:
         """The name of the first module whose output holds NaN or infinity, where all weights are finite."""
-        found, handles = [], []
+        found: list[str] = []
+        handles = []
 
-        def look(name, output):
+        def look(name: str, output: Any) -> None:
             parts = output if isinstance(output, tuple) else (output,)
             if not all(np.isfinite(np.asarray(part.detach())).all() for part in parts if isinstance(part, Tensor)):
                 found.append(name or "the whole model")
@@ -252,74 +288,75 @@ class Trainer:
                 handle.remove()
         return found[0] if found else "the loss"
 
-    def evaluate(self, stop=None):
-        """Mean loss over every non-overlapping window of the validation ids; None when a signal came on the way."""
-        found, share_of = [], {"rank": self.processes.rank, "size": self.processes.size}
+    def evaluate(self, stop: StopRequest | None = None) -> float | None:
+        """Mean loss (nats per token) over every non-overlapping window of the validation ids; None when a signal came
+        on the way.
+        """
+        found: list[tuple[float, int]] = []
+        stopped = False
+        share_of = {"rank": self.processes.rank, "size": self.processes.size}
         block_size = self.model.cfg.block_size
         sizes = (validation_batch_size(block_size), block_size)
-        self.model.eval()
-        try:
-            with no_grad():
-                for inputs, targets in validation_batches(self.corpus.validation, *sizes, **share_of):
-                    if stop is not None and stop.number is not None:
-                        found = None
-                        break
-                    _, loss = self.model(inputs, targets)
-                    counted = np.count_nonzero(targets != -1)
-                    found.append((loss.item() * counted, counted))
-        finally:
-            self.model.train()
-        shares = self.processes.gather(found)
-        if None in shares:
+        with evaluating(self.model), no_grad():
+            for inputs, targets in validation_batches(self.corpus.validation, *sizes, **share_of):
+                if stop is not None and stop.number is not None:
+                    stopped = True
+                    break
+                _, loss = self.model(inputs, targets)
+                counted = int(np.count_nonzero(targets != -1))
+                found.append((loss.item() * counted, counted))
+        gathered = self.processes.gather(None if stopped else found)
+        shares = [part for part in gathered if part is not None]
+        if len(shares) < len(gathered):
             return None
         batches = [pair for row in zip_longest(*shares) for pair in row if pair is not None]  # in their order
-        total, count = (sum(part) for part in zip(*batches, strict=True))
-        return total / max(count, 1)
+        return sum(loss for loss, _ in batches) / max(sum(counted for _, counted in batches), 1)
 
     # ------------------------------------------------------------------------------------------ what is kept
-    def _kept(self):
+    def _kept(self) -> set[int]:
         """The steps whose checkpoints stay: the last two evaluations, the best one, and where the run is."""
         return {*self.evaluated, *(self.best or [])[1:], self.step}
 
-    def _save(self, row=None):
+    def _save(self, row: Row | None = None) -> None:
         """A checkpoint; with a row (one evaluation), a line of the log before it."""
         bad = self._bad_weight()
         if bad is not None:
             raise ValueError(message("train", "weights must be finite", f"{bad} after step {self.step}"))
         if row is not None:
-            if not math.isfinite(row["val_loss"]):
-                got = f"{row['val_loss']} after step {self.step}"
+            val_loss = row["val_loss"]
+            if val_loss is None or not math.isfinite(val_loss):
+                got = f"{val_loss} after step {self.step}"
                 raise ValueError(message("train", "validation loss must be finite", got))
             self.rows.append(row)
             self.evaluated = [*self.evaluated, self.step][-KEEP:]
-            self.best = min(self.best or [math.inf, 0], [row["val_loss"], self.step])
+            self.best = min(self.best or [math.inf, 0], [val_loss, self.step])
             self._since = dict(NOTHING_YET)
         if self.folder is not None:
-            self._write([] if row is None else [row])
+            self._write(self.folder, [] if row is None else [row])
         if row is not None and self.logger is not None:
             self.logger.log({name: value for name, value in row.items() if name != "step"}, step=self.step)
 
-    def _write(self, rows):
+    def _write(self, folder: StrPath, rows: list[Row]) -> None:
         """The checkpoint comes last: when it is there, so is everything else of its step."""
         first = not self.saved
         self.saved = not first
-        run_folder.append_to_log(self.folder, rows)
+        run_folder.append_to_log(folder, rows)
         if self._tokenizer is None:
             self._tokenizer = tokenizer_dict(self.corpus.tokenizer)
-            if self._tokenizer:
-                self.corpus.tokenizer.save(self.folder)
-        self.model.save_pretrained(self.folder)
+            if self.corpus.tokenizer is not None:
+                self.corpus.tokenizer.save(folder)
+        self.model.save_pretrained(folder)
         checkpoint = Checkpoint(
-            checkpoint_path(self.folder, self.step), self.step, 0.0, {}, asdict(self.model.cfg),
+            checkpoint_path(folder, self.step), self.step, 0.0, {}, asdict(self.model.cfg),
             settings_dict(self.settings), self.corpus.sha256, self._tokenizer, self._since, self.evaluated, self.best,
             describe_build(),
         )  # fmt: skip
         checkpoint.save(self.model, self.optimizer)
-        prune(self.folder, self._kept())
-        self._seen, self._saved_step, self.saved = checkpoints(self.folder), self.step, True
+        prune(folder, self._kept())
+        self._seen, self._saved_step, self.saved = checkpoints(folder), self.step, True
 
     # ------------------------------------------------------------------------------------------ to look at
-    def sample(self, tokens=SAMPLE):
+    def sample(self, tokens: int = SAMPLE) -> str:
         """Text by the model as it is, from a new paragraph on where the tokenizer knows one; the same each time."""
         tokenizer = self.corpus.tokenizer
         if tokenizer is None:
@@ -328,21 +365,18 @@ class Trainer:
             start = tokenizer.encode("\n\n")
         except ValueError:
             start = np.asarray(self.corpus.training[np.arange(1)]).tolist()
-        was_training = self.model.training
-        try:
-            ids = self.model.eval().generate([start], tokens, temperature=0.8, seed=self.settings.seed)[0]
-        finally:
-            self.model.train(was_training)
+        with evaluating(self.model):
+            ids = self.model.generate([start], tokens, temperature=0.8, seed=self.settings.seed)[0]
         known = [i for i in ids if i < tokenizer.vocab_size]  # a padded vocabulary has ids that no token has
         return tokenizer.decode(known).strip("\n")
 
-    def _sample_is_due(self):
+    def _sample_is_due(self) -> bool:
         interval = self.settings.sample_interval
         if interval is None or self.corpus.tokenizer is None:
             return False
         return self.step > 0 and self.step % interval == 0
 
-    def _show_sample(self, line):
+    def _show_sample(self, line: ProgressLine) -> None:
         text = self.sample()
         if self.progress:
             line.say(f"after step {self.step}:\n{text}\n")

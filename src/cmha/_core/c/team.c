@@ -42,8 +42,8 @@ static struct {
     atomic_flag taken; /* a caller owns the team */
     void (*body)(void *);
     void *data;
-    int members;          /* threads that may work on the job: the caller, and workers below this number */
-    int limit;            /* the most that may ever */
+    _Atomic int members;  /* threads that may work on the job: the caller, and workers below this number */
+    _Atomic int limit;    /* the most that may ever */
     int workers, fork_watched;
     pthread_mutex_t lock;
     pthread_cond_t wake;
@@ -55,7 +55,7 @@ static int next_of(uint64_t job) { return (int)(job & 0xffff); }
 /* A part of the open job that nobody has begun, or -1. body and data are those of the job until the part is done. */
 static int claim(int member, int *parts) {
     uint64_t job = atomic_load_explicit(&team.job, memory_order_acquire);
-    while (next_of(job) < parts_of(job) && member < team.members)
+    while (next_of(job) < parts_of(job) && member < atomic_load_explicit(&team.members, memory_order_relaxed))
         if (atomic_compare_exchange_weak_explicit(&team.job, &job, job + 1, memory_order_acq_rel, memory_order_acquire)) {
             *parts = parts_of(job);
             return next_of(job);
@@ -75,7 +75,7 @@ static void sleep_until_work(int member) {
     atomic_fetch_add(&team.sleeping, 1); /* before the look at the job: a caller opens it before it looks for sleepers */
     for (;;) {
         const uint64_t job = atomic_load(&team.job);
-        if (next_of(job) < parts_of(job) && member < team.members) break;
+        if (next_of(job) < parts_of(job) && member < atomic_load_explicit(&team.members, memory_order_relaxed)) break;
         pthread_cond_wait(&team.wake, &team.lock);
     }
     atomic_fetch_sub(&team.sleeping, 1);
@@ -136,18 +136,19 @@ static void wait_for(int done) {
     }
 }
 
-void cmha_team_limit(int threads) { team.limit = threads; }
+void cmha_team_limit(int threads) { atomic_store_explicit(&team.limit, threads, memory_order_relaxed); }
 
 /* body(data) once for each part; on the way out all parts are done. */
 static void region(void (*body)(void *), void *data, int parts) {
-    const int members = parts < team.limit ? parts : team.limit;
+    const int limit = atomic_load_explicit(&team.limit, memory_order_relaxed), members = parts < limit ? parts : limit;
     int own = 1, part, unused;
     if (atomic_flag_test_and_set_explicit(&team.taken, memory_order_acquire)) {
         for (part = 0; part < parts; part++) run(body, data, part, parts, 0);
         return;
     }
     hire(members - 1);
-    team.body = body, team.data = data, team.members = members;
+    team.body = body, team.data = data;
+    atomic_store_explicit(&team.members, members, memory_order_relaxed);
     atomic_store_explicit(&team.done, 0, memory_order_relaxed);
     const uint64_t number = (atomic_load_explicit(&team.job, memory_order_relaxed) >> 32) + 1;
     atomic_store(&team.job, number << 32 | (uint64_t)parts << 16 | 1); /* open; part 0 is the caller's */
