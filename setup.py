@@ -45,7 +45,7 @@ SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined",
 SANITIZERS += ["-fno-wrapv"]  # Python's own flags have -fwrapv, which makes overflow legal and so unseen
 FLAGS = ["-std=gnu11", "-ffp-contract=off", "-fno-math-errno", "-Wno-psabi"]
 FLAGS += ["-O1", "-g1", "-fno-inline", "-DCMHA_SANITIZE", *SANITIZERS] if SANITIZE else ["-O3", "-g0"]
-MSVC_FLAGS = ["/std:c11", "/O2", "/fp:precise"]  # and no contraction: compiler.h
+MSVC_FLAGS = ["/std:c11", "/O2", "/fp:precise", "/GL-"]  # no contraction: compiler.h; no inlining between files
 
 
 @contextlib.contextmanager
@@ -138,7 +138,7 @@ class BuildVariants(build_ext):
             raise SystemExit("cmha: CFLAGS must not have -ffast-math or -Ofast: results would not be the promised bits")
         for target, flag, forbidden in BASELINES:
             if self.holds(target):
-                flags = [] if self.msvc else [flag]
+                flags = [flag] if not self.msvc and self.holds("1", [flag]) else []  # zig cc knows other words
                 if self.holds(forbidden, flags):
                     raise SystemExit(f"cmha: CFLAGS turn on instructions ({forbidden}) that not every processor has; "
                                      "take -m options out, faster ones are chosen at run time anyway")

@@ -109,6 +109,12 @@ def test_a_compiler_that_is_too_old_for_a_variant_builds_the_others(tmp_path):
     assert variants_in(lines) == {"base", "avx2"}
 
 
+@pytest.mark.skipif(not X86, reason="another flag elsewhere")
+def test_a_compiler_that_has_no_march_builds_without_if_it_builds_for_all(tmp_path):
+    code, said, lines = build(tmp_path, refuse="-march=*")
+    assert code == 0 and variants_in(lines) == {"base", "avx2", "avx512"}, said
+
+
 def test_clang_takes_the_pragma_past_its_driver(tmp_path):
     """Apple's driver refuses -fopenmp, and wants a library with it."""
     code, said, lines = build(tmp_path, disguise="-D__clang__")

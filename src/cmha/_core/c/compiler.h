@@ -1,6 +1,7 @@
 /*
 The only file that knows which compiler this is: what C11 has no word for, said to gcc and clang, and to MSVC.
 
+    CMHA_PRAGMA(text)  a pragma out of a macro
     INLINE, NOINLINE   static functions that are always, or never, copied into their callers; no warning when unused
     HIDDEN             seen by the files of this module, not by others
     MAY_ALIAS          a type whose objects may be read as any other
@@ -14,7 +15,6 @@ The only file that knows which compiler this is: what C11 has no word for, said 
 #include <stddef.h>
 #include <stdint.h>
 
-#define CMHA_PRAGMA(...) _Pragma(#__VA_ARGS__)
 #if defined(__x86_64__) || defined(__i386__) || defined(_M_X64) || defined(_M_IX86)
 #define CMHA_X86
 #endif
@@ -24,6 +24,7 @@ The only file that knows which compiler this is: what C11 has no word for, said 
 #ifndef __clang__
 #pragma fp_contract(off) /* before 2022 the default was on, and fused where nobody asked for it */
 #endif
+#define CMHA_PRAGMA(...) __pragma(__VA_ARGS__)
 #define INLINE static __forceinline
 #define NOINLINE static __declspec(noinline)
 #define HIDDEN
@@ -57,6 +58,7 @@ INLINE uint64_t cpu_saved_registers(void) { return _xgetbv(0); }
 #else
 #define INLINE static inline __attribute__((always_inline, unused))
 #endif
+#define CMHA_PRAGMA(...) _Pragma(#__VA_ARGS__)
 #define NOINLINE static __attribute__((noinline, unused))
 #define HIDDEN __attribute__((visibility("hidden")))
 #define MAY_ALIAS __attribute__((may_alias))
