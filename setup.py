@@ -100,7 +100,8 @@ class BuildVariants(build_ext):
                 print(f"cmha: this compiler does not take {' '.join(flags)}: building without {name}")
                 continue
             ext.define_macros.append((f"CMHA_HAVE_{name.upper()}", " ".join(flags)))
-            all_flags = [*flags, *(["-DCMHA_OPENMP"] if openmp else []), f"-DCMHA_VARIANT={name}", f"-DCMHA_{name.upper()}"]
+            all_flags = [*flags, f"-DCMHA_VARIANT={name}", f"-DCMHA_{name.upper()}"]
+            all_flags += ["-DCMHA_OPENMP"] if openmp else []
             tasks += [(source, os.path.join(self.build_temp, name), all_flags) for source in KERNELS]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             for built in pool.map(lambda task: self.compile_kernel(*task), tasks):

@@ -64,7 +64,7 @@ def build(folder, refuse="none", disguise="", environ=()):
     compiler.write_text(COMPILER)
     compiler.chmod(0o755)
     command = shlex.join([str(compiler), refuse, disguise, "--"])
-    env = {name: value for name, value in os.environ.items() if name not in ("CFLAGS", "LDFLAGS", "LDSHARED", "CPPFLAGS")}
+    env = {name: value for name, value in os.environ.items() if name not in ("CFLAGS", "LDFLAGS", "CPPFLAGS")}
     env |= {"CC": command, "LDSHARED": command, "PYTHONPATH": str(folder / "fake"), **dict(environ)}
     done = subprocess.run([sys.executable, "setup.py", "-v", "build_ext", "--build-lib", "out"], cwd=tree, env=env,
                           capture_output=True, text=True, timeout=120)
@@ -159,8 +159,8 @@ def test_macos_builds_for_one_architecture_at_a_time():
 
 
 def functions(module):
-    """{address: the variant it was compiled for, "" outside of the kernels} for every function of an ELF file. Functions
-    of one file are named alike in all variants: they stand behind the name of their file, which comes once for each."""
+    """{address: the variant it was compiled for, "" outside of the kernels} for every function of an ELF file.
+    Functions of one file are named alike in all variants; they stand behind its name, which comes once for each."""
     order = [name for name in ("base", "avx2", "avx512", "neon") if name in _core.build_info()["variants"]]
     kernels = {p.name for p in C.glob("*.c")} - {"dispatch.c", "team.c"}
     table = subprocess.run(["readelf", "-sW", module], capture_output=True, text=True, check=True).stdout
@@ -232,19 +232,22 @@ def test_no_openmp_library_is_loaded():
 
 def test_show_config_says_what_was_built_and_what_runs():
     config = cmha.show_config()
-    assert all(isinstance(v, str) or isinstance(v, list) and all(isinstance(s, str) for s in v) for v in config.values())
+    for value in config.values():
+        assert isinstance(value, str) or isinstance(value, list) and all(isinstance(item, str) for item in value)
     assert config["simd"] in config["simd_available"] and set(config["simd_available"]) <= set(config["simd_built"])
     assert len(config["flags"]) == len(config["simd_built"]) and config["simd_built"][-1] == "base"
     assert config["threads_kind"] in ("own team (OpenMP pragma)", "OpenMP (vcomp)", "none")
     assert (config["threads_kind"] != "none") == _core.has_openmp()
-    assert re.match(r"(gcc|clang|Apple clang|MSVC) \d", config["compiler"]) and re.match(r"3\.\d+\.\d+$", config["cython"])
+    assert re.match(r"(gcc|clang|Apple clang|MSVC) \d", config["compiler"])
+    assert re.match(r"3\.\d+\.\d+$", config["cython"])
     for flags, name in zip(config["flags"], config["simd_built"], strict=True):
         assert ("avx512" in flags.lower()) == (name == "avx512")
 
 
 def test_one_header_knows_the_compiler():
     """What is not C11 stands in compiler.h; simd.h, which names instructions, has two cases more."""
+    foreign = r"__builtin_|__attribute__|__declspec|#pragma|__atomic|__asm|\b0x[0-9a-f.]+p"
     for path in [*C.glob("*.[ch]")]:
         if path.name not in ("compiler.h", "simd.h"):
             code = re.sub(r"/\*.*?\*/", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
-            assert not re.search(r"__builtin_|__attribute__|__declspec|#pragma|__atomic|__asm|\b0x[0-9a-f.]+p", code), path.name
+            assert not re.search(foreign, code), path.name

@@ -59,10 +59,10 @@ def installed_version(package: str) -> str:
 def show_config() -> dict[str, str | list[str]]:
     """What this installation is and runs on, for a bug report: a dict of strings and lists of strings.
 
-    `simd` is the variant of the kernels that is used, `simd_available` those that this processor runs, `simd_built` those
-    that are there, best first, with the compiler's flags for each, in the same order, in `flags`. `cpu_features` are
-    those of the processor that a variant asks for. `threads` is how many a large operation uses, `threads_kind` what
-    runs them: "own team (OpenMP pragma)", "OpenMP (vcomp)" or "none".
+    `simd` is the variant of the kernels that is used, `simd_available` those that this processor runs, `simd_built`
+    those that are there, best first, and `flags` the compiler's flags for each of these. `cpu_features` are those of
+    the processor that a variant asks for. `threads` is how many a large operation uses, `threads_kind` what runs them:
+    "own team (OpenMP pragma)", "OpenMP (vcomp)" or "none".
     """
     import platform
 

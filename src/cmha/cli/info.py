@@ -8,7 +8,7 @@ from cmha.cli.options import Parser
 
 DESCRIPTION = "Shows how the core was built and what it uses here: instruction set, threads, compiler."
 EPILOG = """\
-CMHA_SIMD=base|avx2|avx512 forces an instruction set, OMP_NUM_THREADS sets the threads; results are the same bits.
+CMHA_SIMD=base|avx2|avx512|neon forces an instruction set, OMP_NUM_THREADS sets the threads; results are the same bits.
 """
 
 

@@ -30,7 +30,7 @@ parts, is the thread's own.
         CMHA_PRAGMA(omp parallel num_threads(parts)) __VA_ARGS__             \
     } else __VA_ARGS__
 #else
-#define CMHA_PARALLEL(parts, ...) __VA_ARGS__
+#define CMHA_PARALLEL(parts, ...) { (void)(parts); __VA_ARGS__ }
 #endif
 
 #if defined(CMHA_OPENMP) && !defined(_WIN32)
