@@ -249,6 +249,8 @@ def test_labels_that_are_long_are_cut_and_the_title_is_wrapped(tmp_path):
 
 
 def test_without_matplotlib_the_error_names_the_extra(run, capsys, monkeypatch, tmp_path):
+    for name in [name for name in sys.modules if name.startswith("matplotlib.")]:
+        monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert main(["heads", str(run), "abc", "--out", str(tmp_path / "a.png")]) == 1
     assert "pip install 'cmha[plot]'" in capsys.readouterr().err

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cmha.see.picture import DOTS, picture
+from cmha.see.picture import DOTS, check_matplotlib, picture
 
 if TYPE_CHECKING:
     from _typeshed import StrPath
@@ -32,6 +32,7 @@ _GAP, _ABOVE, _EDGE = 0.12, 0.24, 0.12  # inches between maps, for the name abov
 
 def save_figure(maps: Maps, path: StrPath) -> None:
     """A grid of maps, one row per layer and one column per head, to path (.png or .svg)."""
+    check_matplotlib("heads")  # what the font lacks is asked of it before there is a picture
     layers, heads, tokens = len(maps.weights), max(map(len, maps.weights.values())), len(maps.labels)
     side = _side(tokens, layers, heads)
     step = -(-tokens // max(1, int(side * 72 / 6)))  # labels of six points and more do not touch

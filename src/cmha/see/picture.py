@@ -19,14 +19,21 @@ if TYPE_CHECKING:
 DOTS = 160  # per inch, of a .png
 
 
+def check_matplotlib(op: str) -> None:
+    """ImportError that names the extra, where there is no matplotlib."""
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError:
+        raise ImportError(message(op, "a picture needs matplotlib", hint="pip install 'cmha[plot]'")) from None
+
+
 @contextmanager
 def picture(op: str, path: StrPath, **options: Any) -> Iterator[Figure]:
     """A matplotlib Figure to draw on, written to path at the end; the ending, .png or .svg, says which kind."""
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ImportError(message(op, "a picture needs matplotlib", hint="pip install 'cmha[plot]'")) from None
+    check_matplotlib(op)
+    import matplotlib
+    from matplotlib.figure import Figure
+
     # A name or a token is no formula, and equal numbers give equal files.
     with matplotlib.rc_context({"text.parse_math": False, "svg.hashsalt": "cmha"}), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a text may hold letters that the font has not
