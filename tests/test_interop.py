@@ -111,7 +111,7 @@ def test_any_view_is_numpys(data, axes):
     back = cmha.from_dlpack(x)
     same_bits(back, a)
     same_bits(cmha.from_numpy(np.from_dlpack(x)) + 1, a + np.float32(1))
-    if a.size:
+    if a.size and min(x.strides) >= 0:  # backwards: a copy
         assert address(back) == address(x)
         assert [s for s, n in zip(back.strides, a.shape, strict=True) if n > 1] == \
                [s for s, n in zip(x.strides, a.shape, strict=True) if n > 1]  # fmt: skip
@@ -152,6 +152,24 @@ class Array:
 
     def __dlpack__(self, **_):
         raise self.error
+
+
+def test_a_view_that_runs_backwards_leaves_as_a_copy():
+    x = cmha.tensor(counting(4, 3))
+    for view, want in ((x[::-1], counting(4, 3)[::-1]), (x[:, ::-1], counting(4, 3)[:, ::-1])):
+        taken = np.from_dlpack(view)
+        assert min(taken.strides) > 0 and not np.shares_memory(taken, x.numpy())
+        same_bits(taken, want)
+        with pytest.raises(BufferError, match="runs backwards"):
+            view.__dlpack__(copy=False)
+
+
+@pytest.mark.parametrize("begin", [lambda x: np.from_dlpack(x), lambda x: np.asarray(cmha._core.lend(x.data))])
+def test_an_error_on_the_way_ends_a_loan(begin):
+    x = cmha.ones(2, 3)
+    with pytest.raises(ValueError, match="reshape"):
+        begin(x).reshape(7)  # the borrowed view goes while this error is on its way
+    assert not x.data.shared
 
 
 def test_from_dlpack_refuses():
@@ -268,6 +286,9 @@ def test_torch_both_ways_without_a_copy():
 @needs_torch
 def test_torch_refuses_and_is_refused():
     torch = pytest.importorskip("torch")
+    same_bits(torch.from_dlpack(cmha.tensor(counting(3))[::-1]).numpy(), counting(3)[::-1])  # PyTorch would abort
+    with pytest.raises(TypeError, match=r"\[tensor\] needs numbers that NumPy can read; got Tensor: .*BFloat16"):
+        cmha.tensor(torch.ones(3).bfloat16())
     for dtype in (torch.float16, torch.bfloat16, torch.float64, torch.int32, torch.complex64):
         with pytest.raises(TypeError, match=rf"\[from_dlpack\] elements must be float32.*{dtype}"):
             cmha.from_dlpack(torch.ones(2, dtype=dtype))
@@ -328,6 +349,8 @@ def test_jax_both_ways_without_a_copy():
     x = cmha.tensor(counting(4, 6))
     assert jnp.from_dlpack(x.T).unsafe_buffer_pointer() == address(x)
     same_bits(np.asarray(jnp.from_dlpack(x.T)), counting(4, 6).T)
+    assert jnp.asarray(x).unsafe_buffer_pointer() == x.numpy().ctypes.data
+    same_bits(np.asarray(jnp.asarray(x[::-1])), counting(4, 6)[::-1])
     same_bits(np.asarray(jnp.from_dlpack(x[:, 1:].contiguous())), counting(4, 6)[:, 1:])
     same_bits(np.asarray(jnp.from_dlpack(cmha.tensor([1, 2, 3]))), np.array([1, 2, 3], np.int32))  # JAX has 32 bits
 
@@ -343,8 +366,9 @@ def test_jax_refuses_and_is_refused():
     for dtype in (jnp.float16, jnp.bfloat16, jnp.int32, jnp.complex64):
         with pytest.raises(TypeError, match=rf"\[from_dlpack\] elements must be float32.*{jnp.dtype(dtype)}"):
             cmha.from_dlpack(jnp.ones(2, dtype))
-    with pytest.raises(BufferError, match="detach"):
-        jnp.from_dlpack(leaf(counting(2)))
+    for take in (jnp.from_dlpack, jnp.asarray):
+        with pytest.raises(BufferError, match="detach"):
+            take(leaf(counting(2)))
 
 
 @needs_jax

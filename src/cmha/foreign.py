@@ -30,6 +30,8 @@ def numpy_array(data: ArrayLike, op: str) -> NumPyArray:
         a = np.asarray(data)
     except (ValueError, OverflowError) as error:
         raise ValueError(f"[{op}] needs a rectangular array of numbers; got {type(data).__name__}: {error}") from None
+    except TypeError as error:  # PyTorch's bfloat16, memory that is not the CPU's
+        raise TypeError(f"[{op}] needs numbers that NumPy can read; got {type(data).__name__}: {error}") from None
     if a.dtype.kind == "f":
         with np.errstate(over="ignore"):
             a = a.astype(np.float32, copy=False)

@@ -71,8 +71,9 @@ class Interchange(_core.Buffered):
 
         Consumers may ignore the flag (PyTorch does): until the last of them lets go the memory counts as one that
         others write, so that ops copy what they save for backward, and a backward pass over values that were saved
-        before is an error if they changed. copy=True gives memory that nobody shares. BufferError: the tensor needs
-        gradients, another device or a stream is asked for, or read-only memory from outside meets an old capsule.
+        before is an error if they changed. copy=True gives memory that nobody shares, and so does a view that runs
+        backwards, as negative strides end the process in PyTorch. BufferError: the tensor needs gradients, another
+        device or a stream is asked for, or read-only memory from outside meets an old capsule.
         """
         array = self._readable("dlpack", BufferError)
         if stream is not None:
@@ -80,12 +81,21 @@ class Interchange(_core.Buffered):
         if dl_device is not None and tuple(dl_device) != CPU:
             raise BufferError(f"[dlpack] tensors live on the CPU; got dl_device={quote(dl_device)}, expected {CPU}")
         options: dict[str, Any] = {"max_version": max_version} if FLAGS and max_version is not None else {}
-        if copy is not None and check_flag("dlpack", "copy", copy):
-            return np.array(array).__dlpack__(**options)
+        backwards = min(array.strides, default=0) < 0
+        if backwards and copy is False:
+            raise BufferError("[dlpack] a view that runs backwards leaves only as a copy; got copy=False")
+        if backwards or (copy is not None and check_flag("dlpack", "copy", copy)):
+            return np.array(array, order="C").__dlpack__(**options)
         view = np.asarray(_core.lend(array))
         if options and tuple(options["max_version"]) >= (1, 0):
             view.flags.writeable = False
         return view.__dlpack__(**options)
+
+    def __jax_array__(self) -> Any:
+        """What jnp.asarray(x) asks for: JAX cannot read a dtype that is a word."""
+        import jax.numpy
+
+        return jax.numpy.from_dlpack(self)
 
     def item(self) -> float:
         """The one element as a Python number. ValueError where there are more, or none."""

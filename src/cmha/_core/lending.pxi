@@ -22,7 +22,7 @@ cdef uint64_t checksum(const char *data, size_t nbytes) noexcept nogil:
     return lanes[0]
 
 
-cdef void look_for_writes(Storage storage):
+cdef void look_for_writes(Storage storage) noexcept:      # also called while an error is on its way
     """A write from outside into lent memory counts as a change in place, from when it is seen."""
     cdef uint64_t now
     with nogil:
