@@ -5,6 +5,7 @@ import struct
 import tracemalloc
 import warnings
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -31,6 +32,8 @@ def small(tmp_path_factory):
     """A folder with a model.safetensors of 2 kB, its weights, and room for damaged copies."""
     folder = tmp_path_factory.mktemp("small")
     gpt = GPT(GPTConfig(5, 4, 1, 1, 4))
+    rng = np.random.default_rng(0)  # no bias is zero: a config that says there is none must not fit
+    gpt.load_state_dict({name: rng.standard_normal(t.shape, np.float32) for name, t in gpt.state_dict().items()})
     gpt.save_pretrained(folder)
     assert 2000 < (folder / "model.safetensors").stat().st_size < 3000
     return folder, weights(gpt)
