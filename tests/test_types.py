@@ -26,6 +26,8 @@ SAMPLES = [f for f in FUNCTIONS if f.__module__ == typing_samples.__name__]
 def is_of(value, kind):
     """isinstance, for the parametrised types that the samples name."""
     origin, arguments = get_origin(kind), get_args(kind)
+    if hasattr(origin, "__value__"):  # NDArray, from NumPy 2.5 on
+        origin = get_origin(origin.__value__)
     if origin in (Union, types.UnionType):
         return any(is_of(value, one) for one in arguments)
     if origin is tuple and arguments[-1] is not Ellipsis:
