@@ -2,14 +2,18 @@
 
 import hashlib
 import os
+import sys
 
 import numpy as np
+import pytest
 
 import cmha
 
 EPS = 2.0**-23
 SANITIZED = "libasan" in os.environ.get("LD_PRELOAD", "")  # a build that is checked needs several times the memory
 TINY = 2.0**-126
+needs_posix = pytest.mark.skipif(os.name != "posix", reason="Windows has no such signals, links, pipes or locks")
+needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such file or limit")
 
 
 def floats(*arrays):

@@ -14,6 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from .checking import needs_posix
+
 ROOT = Path(__file__).resolve().parent.parent
 COMPARE = ROOT / "bench" / "compare.py"
 
@@ -168,6 +170,7 @@ def test_a_mistake_is_one_line_before_anything_is_measured(script, options, tmp_
     assert captured.err.startswith(f"{script}: error: ") and captured.err.count("\n") == 1 and words in captured.err
 
 
+@needs_posix
 def test_a_python_that_has_no_torch_is_an_error_where_it_was_asked_for(tmp_path):
     program = tmp_path / "python"
     program.write_text(f"#!/bin/sh\nexec {sys.executable} -S \"$@\"\n")

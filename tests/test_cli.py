@@ -16,6 +16,8 @@ from cmha.cli import main
 from cmha.generate import generate, stream
 from cmha.train.checkpoint import newest
 
+from .checking import needs_linux, needs_posix
+
 TEXT = "the cat sat on the mat, and the dog did not. caf\u00e9 \u201cyes\u201d\n" * 30
 SIZES = ["--n-layer", "1", "--n-embd", "8", "--n-head", "2", "--block-size", "12"]
 SMALL = ["--steps", "4", "--eval-interval", "2", *SIZES]
@@ -257,6 +259,7 @@ def test_debug_shows_the_traceback(tmp_path):
         main(["train", str(tmp_path / "missing"), "--debug"])
 
 
+@needs_linux
 def test_p7_a_reader_that_leaves_ends_it_silently(run):
     with command("generate", run, "--max-new-tokens", 5000, "--seed", 1, stdout=-1, stderr=-1) as process:
         process.stdout.read(1)
@@ -280,6 +283,7 @@ def test_what_fails_while_the_package_is_imported_is_one_line(arguments, tmp_pat
         assert process.stderr.startswith("cmha: error: [CMHA_SIMD] ") and process.stderr.count("\n") == 1
 
 
+@needs_posix
 def test_p5_ctrl_c_while_the_package_is_imported(tmp_path):
     program = [sys.executable, "-X", "importtime", "-m", "cmha", "train", "--out", tmp_path / "out"]
     with subprocess.Popen(program, stdout=-1, stderr=-1, text=True) as process:
@@ -306,17 +310,18 @@ def assert_saved(out):
     assert damaged == [] and checkpoint.step >= logged[-1] and checkpoint.evaluated == logged[-2:]
 
 
-@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_p5_a_signal_saves_and_ends(run, number, code, tmp_path):
+@needs_posix
+@pytest.mark.parametrize("name, code", [("SIGINT", 130), ("SIGTERM", 143), ("SIGHUP", 129)])
+def test_p5_a_signal_saves_and_ends(run, name, code, tmp_path):
     out = tmp_path / "out"
     options = [*SIZES, "--steps", 10**6, "--eval-interval", 5, "--out", out]
     process = command("train", run.parent / "a.txt", *options, stdout=-1, stderr=-1)
     while process.poll() is None and not (out / "log.jsonl").exists():
         pass
-    process.send_signal(number)
+    process.send_signal(getattr(signal, name))
     stdout, error = process.communicate(timeout=60)
     assert process.returncode == code, error
-    assert stdout.decode().splitlines() == ([] if number == signal.SIGHUP else [str(out)]) and b"Traceback" not in error
+    assert stdout.decode().splitlines() == ([] if name == "SIGHUP" else [str(out)]) and b"Traceback" not in error
     assert_saved(out)
     assert main(["generate", str(out), "--max-new-tokens", "2", "--seed", "1"]) == 0
 
@@ -357,6 +362,7 @@ def test_a_run_that_ends_before_its_first_save_leaves_nothing(run, capsys, tmp_p
     assert capsys.readouterr().out.splitlines()[-1] == "runs/001"
 
 
+@needs_posix
 def test_a_closed_stdout_is_an_error(run):
     for arguments in (["generate", run, "--seed", "1"], ["info"], ["trace"]):
         program = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-m", "cmha", *arguments]
@@ -364,9 +370,8 @@ def test_a_closed_stdout_is_an_error(run):
         assert (process.returncode, process.stderr) == (1, "cmha: error: stdout is closed\n")
 
 
+@needs_linux
 def test_help_that_cannot_be_written_is_no_success():
-    if not os.path.exists("/dev/full"):
-        pytest.skip("no /dev/full here")
     for arguments in ([], ["train"]):
         with open("/dev/full", "w") as full:
             done = subprocess.run(

@@ -6,7 +6,6 @@ F1 to F4b by fault injection of strace, F2 and P5 by real signals at random time
 import json
 import os
 import re
-import resource
 import shutil
 import signal
 import subprocess
@@ -21,8 +20,9 @@ from cmha.train import Trainer
 from cmha.train.checkpoint import newest
 
 from . import saving
-from .checking import SANITIZED
+from .checking import SANITIZED, needs_linux
 
+resource = pytest.importorskip("resource")  # not on Windows
 ROOT = Path(__file__).resolve().parent.parent
 WHEN = {"write": 40, "fsync": 20, "rename": 10, "unlink": 5}  # more calls of a kind than a save makes
 TEXT = "the cat sat on the mat, and the dog did not.\n" * 60
@@ -290,6 +290,7 @@ def test_f3_a_full_disk_and_a_read_only_one(small_disk, text):
     assert newest(small_disk / "run")[0].step == 2
 
 
+@needs_linux
 @pytest.mark.skipif(SANITIZED, reason="a sanitizer takes address space by the terabyte")
 def test_p6_memory_that_runs_out_is_one_line_and_no_folder(text, tmp_path):
     """The estimate is asked for what the system has, which knows nothing of a limit of this process."""

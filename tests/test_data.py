@@ -18,6 +18,8 @@ from cmha.text.corpora import Texts, make_tokenizer, open_data, text_ids
 from cmha.text.token_files import TokenFile, Tokens, token_dtype, write_tokens
 from cmha.train.batches import training_batch, validation_batches
 
+from .checking import needs_linux, needs_posix
+
 TEXT = "one fish, two fish; red fish, blue fish.\n\n\tcaf\u00e9 \u201cyes\u201d\n" * 40
 BYTES = ByteTokenizer()
 
@@ -85,6 +87,7 @@ def test_bytes_that_are_no_utf8_are_named_with_their_offset(tmp_path, small_piec
         list(Texts([tmp_path / "cut"]))
 
 
+@needs_posix
 def test_a_pipe_is_read_once_and_given_as_often_as_asked(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     writer = subprocess.Popen([sys.executable, "-c", f"open({str(tmp_path / 'pipe')!r}, 'w').write('abc' * 60)"])
@@ -312,6 +315,7 @@ def test_a_file_cut_short_while_it_is_used_is_an_error_and_no_crash(tmp_path):
         training_batch(corpus.training, 4, 16, seed=0, step=0)
 
 
+@needs_linux
 def test_memory_stays_small_beside_a_large_file(tmp_path):
     """150 MB of ids are opened, checked, hashed and trained from with less than 75 MB more than before."""
     path = tmp_path / "train.bin"

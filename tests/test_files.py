@@ -11,6 +11,8 @@ from safetensors.numpy import load_file
 from cmha.errors import CheckpointError, check_integer, check_number, listed, message, quote
 from cmha.files import load_safetensors, read_metadata, save_safetensors, write_atomically, write_text
 
+from .checking import needs_posix
+
 
 def sample():
     rng = np.random.default_rng(5)
@@ -160,6 +162,7 @@ def test_the_order_is_write_sync_rename_sync(tmp_path, monkeypatch):
     assert calls == ["fsync", "replace", "fsync"]
 
 
+@needs_posix
 def test_targets_of_every_kind(tmp_path):
     (tmp_path / "sub").mkdir()
     with pytest.raises(OSError):

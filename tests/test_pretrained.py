@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 import cmha
 from cmha import GPT, CheckpointError, GPTConfig, tensor_file
 
-from .checking import array, same_bits
+from .checking import array, needs_posix, same_bits
 from .models import bfloat16, same_model, tiny
 
 
@@ -379,6 +379,7 @@ def test_what_is_no_folder_of_a_model_is_an_os_error(tmp_path):
         GPT.from_pretrained(tmp_path)
 
 
+@needs_posix
 def test_f10_folders_and_files_of_every_kind(tmp_path):
     odd = tmp_path / "a b" / "\u00e9\u4e2d"
     gpt = tiny()

@@ -1,5 +1,6 @@
 """The thread count, forks, and what an import may do to the process. Every test runs in a process of its own."""
 
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -9,6 +10,8 @@ import pytest
 
 import cmha
 from cmha import _core
+
+from .checking import needs_linux, needs_posix
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -42,6 +45,7 @@ if __name__ == "__main__":
 """
 
 
+@needs_posix
 def test_fork_after_a_parallel_region():
     """B76: the child answers rightly within ten seconds, and the parent goes on."""
     assert run(WORK + """
@@ -56,7 +60,7 @@ def test_fork_after_a_parallel_region():
 """) == "done"
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
 def test_multiprocessing(method, tmp_path):
     """B76, P2: worker processes of every kind."""
     script = tmp_path / "workers.py"
@@ -106,6 +110,7 @@ def test_the_count_is_kept_and_checked():
         assert cmha.get_num_threads() == 1024
 
 
+@needs_linux
 def test_small_work_starts_no_threads():
     """B77: the system counts the threads of a process that only ever did small things."""
     assert run("""

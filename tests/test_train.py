@@ -16,6 +16,8 @@ from cmha.train.checkpoint import Checkpoint, checkpoints
 from cmha.train.memory import bytes_available, bytes_needed
 from cmha.train.progress import fitted
 
+ENDINGS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+
 
 def leaf(values):
     return cmha.tensor(np.array(values, np.float32), requires_grad=True)
@@ -335,7 +337,7 @@ def test_t3_a_step_that_breaks_the_weights_is_not_saved(tmp_path):
     def last():
         step()
         if run.step == 5:
-            os.kill(os.getpid(), signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
             run.model.load_state_dict(run.model.state_dict() | {"ln_f.bias": np.full(6, np.inf, np.float32)})
 
     run._train_step = last
@@ -344,22 +346,21 @@ def test_t3_a_step_that_breaks_the_weights_is_not_saved(tmp_path):
     assert [step for step, _ in checkpoints(tmp_path)] == [3]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", ENDINGS)
 def test_a_signal_ends_the_run_after_its_step(number, tmp_path):
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = [signal.getsignal(n) for n in numbers]
+    before = [signal.getsignal(n) for n in ENDINGS]
     run = trainer(tmp_path)
     step = run._train_step
 
     def signalled():
         if run.step == 4:
-            os.kill(os.getpid(), number)
+            signal.raise_signal(number)
         return step()
 
     run._train_step = signalled
     assert run.run() == number
     assert run.step == 5 and [step for step, _ in checkpoints(tmp_path)] == [3, 5]
-    assert [signal.getsignal(n) for n in numbers] == before
+    assert [signal.getsignal(n) for n in ENDINGS] == before
     assert [json.loads(line)["step"] for line in (tmp_path / "log.jsonl").read_text().splitlines()] == [3]
     assert Checkpoint.read(checkpoints(tmp_path)[-1][1]).step == 5
 
