@@ -92,5 +92,5 @@ def build_info():
         "cpu_features": seen,
         "threads_kind": threads_kind().decode(),
         "compiler": cmha_compiler().decode().strip(),
-        "cython": ".".join(str(CYTHON_HEX_VERSION >> shift & 0xff) for shift in (24, 16, 8)),
+        "cython": ".".join([str(CYTHON_HEX_VERSION >> shift & 0xff) for shift in (24, 16, 8)]),  # a generator is 10 kB
     }
