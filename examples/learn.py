@@ -20,14 +20,19 @@ def usage(arguments):
     sys.exit(2)
 
 
-def number(name, default):
-    """The only argument of an example, an integer from 1 to 99999, or its default."""
+def no_arguments():
+    if len(sys.argv) > 1:
+        usage("(it takes no arguments)")
+
+
+def number(name, default, most=99999):
+    """The only argument of an example, an integer from 1 to `most`, or its default."""
     given = sys.argv[1:]
     if not given:
         return default
-    if len(given) == 1 and re.fullmatch("[1-9][0-9]{0,4}", given[0]):
+    if len(given) == 1 and re.fullmatch("[1-9][0-9]{0,4}", given[0]) and int(given[0]) <= most:
         return int(given[0])
-    return usage(f"[{name}] (an integer from 1 to 99999; {default} by default)")
+    return usage(f"[{name}] (an integer from 1 to {most}; {default} by default)")
 
 
 def learn(steps, **changes):

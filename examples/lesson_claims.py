@@ -5,11 +5,13 @@ Four claims of the lesson, each shown on real numbers.
 """
 
 import numpy as np
+from learn import no_arguments
 
 import cmha
 from cmha import AdamW, MultiHeadAttention, scaled_dot_product_attention
 from cmha.nn import split_heads
 
+no_arguments()
 B, T, D, H = 2, 5, 12, 3
 hd = D // H
 cmha.manual_seed(0)

@@ -16,7 +16,7 @@ from learn import number
 import cmha
 from cmha import GPT, GPTConfig
 
-new_tokens = number("NEW_TOKENS", 192)
+new_tokens = number("NEW_TOKENS", 192, most=2000)
 PROMPT = 16
 
 cmha.manual_seed(0)

@@ -9,8 +9,12 @@ reshape. The wrong way is one reshape straight to (B*H, T, hd): its shape is the
 up in time.
 """
 
+from learn import no_arguments
+
 import cmha
 from cmha.nn import split_heads
+
+no_arguments()
 
 B, T, D, H = 2, 3, 8, 2
 hd = D // H

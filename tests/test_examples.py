@@ -105,6 +105,9 @@ def test_the_head_that_looks_back_is_found(tmp_path):
         *(("heads_4_to_8.py", [text]) for text in ("0", "-3", "1.5", "\u0663", "9" * 5000)),
         ("without_c_proj.py", ["many"]),
         ("what_the_cache_saves.py", ["3", "4"]),
+        ("what_the_cache_saves.py", ["2001"]),
+        ("who_owns_what.py", ["x"]),
+        ("lesson_claims.py", ["x"]),
     ],
 )
 def test_a_wrong_argument_is_one_line_of_usage(name, arguments):

@@ -21,7 +21,7 @@ def is_the_command() -> bool:
     arguments: list[str] = getattr(sys, "argv", None) or [""]
     if arguments[0] == "-m":  # while Python looks for the module
         return sys.orig_argv[-len(arguments)] in ("cmha", "-mcmha")
-    return os.path.basename(arguments[0]) == "cmha"
+    return os.path.basename(arguments[0]).removesuffix(".exe") == "cmha"
 
 
 def before_imports() -> None:
