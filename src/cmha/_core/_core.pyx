@@ -7,7 +7,8 @@ Each op below is the same four beats: check shapes, take memory, release the GIL
 
 cimport cython
 from cpython.buffer cimport (
-    PyBUF_FORMAT, PyBUF_STRIDES, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer,
+    PyBUF_ANY_CONTIGUOUS, PyBUF_C_CONTIGUOUS, PyBUF_F_CONTIGUOUS, PyBUF_FORMAT, PyBUF_ND, PyBUF_STRIDES, PyBUF_WRITABLE,
+    PyBuffer_IsContiguous, PyBuffer_Release, PyObject_GetBuffer,
 )
 from cpython.ref cimport Py_INCREF
 from cpython.tuple cimport PyTuple_New, PyTuple_SET_ITEM

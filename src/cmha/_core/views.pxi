@@ -194,21 +194,35 @@ def index_view(Array x not None, index):
 
 
 cdef int fill_buffer(Array x, Py_buffer *buffer, int flags) except -1:
-    """Read-only view for the buffer protocol; NumPy reads it without a copy."""
-    cdef Py_ssize_t *byte_steps
+    """Read-only view for the buffer protocol; NumPy reads it without a copy. Who asks for memory in one order, or does not
+    ask for strides, is refused where x lies otherwise: it would read other elements, or past the end."""
+    cdef bint strided = flags & PyBUF_STRIDES == PyBUF_STRIDES
+    cdef char order = c'C'
     cdef int i
     if flags & PyBUF_WRITABLE:
         raise BufferError("[buffer] the memory of a tensor is read-only from outside")
-    if not flags & PyBUF_STRIDES == PyBUF_STRIDES and not is_packed(x):
-        raise BufferError("[buffer] a view without strides needs a contiguous array; call contiguous() first")
-    byte_steps = <Py_ssize_t *>malloc((x.nd + 1) * sizeof(Py_ssize_t))
+    cdef Py_ssize_t *byte_steps = <Py_ssize_t *>malloc((x.nd + 1) * sizeof(Py_ssize_t))
     if byte_steps == NULL:
         raise MemoryError("cannot allocate the strides of a buffer")
     for i in range(x.nd):
         byte_steps[i] = x.steps[i] * KIND_SIZES[x.kind]
-    buffer.buf, buffer.obj, buffer.len = x.data, x, x.length * KIND_SIZES[x.kind]
-    buffer.readonly, buffer.itemsize, buffer.ndim = 1, KIND_SIZES[x.kind], x.nd
-    buffer.format = <char *>KIND_FORMATS + 2 * x.kind if flags & PyBUF_FORMAT else NULL
-    buffer.shape, buffer.strides = x.dims, byte_steps if flags & PyBUF_STRIDES == PyBUF_STRIDES else NULL
+    buffer.buf, buffer.len, buffer.readonly = x.data, x.length * KIND_SIZES[x.kind], 1
+    buffer.itemsize, buffer.format = KIND_SIZES[x.kind], NULL
+    if flags & PyBUF_FORMAT:
+        buffer.format = <char *>KIND_FORMATS + 2 * x.kind
+    buffer.ndim, buffer.shape, buffer.strides = x.nd, x.dims, byte_steps
     buffer.suboffsets, buffer.internal = NULL, byte_steps
+    if strided and flags & PyBUF_C_CONTIGUOUS != PyBUF_C_CONTIGUOUS:
+        order = c'F' if flags & PyBUF_F_CONTIGUOUS == PyBUF_F_CONTIGUOUS else c'A'
+        if flags & PyBUF_ANY_CONTIGUOUS != PyBUF_ANY_CONTIGUOUS and order == c'A':
+            order = 0
+    if order and not PyBuffer_IsContiguous(buffer, order):
+        free(byte_steps)
+        rule = {b"C": "in row-major order", b"F": "in column-major order", b"A": "without gaps"}[bytes([order])]
+        raise BufferError(f"[buffer] this reader needs memory {rule}; got strides {x.strides}; call contiguous() first")
+    if not strided:
+        buffer.strides = NULL
+    if not flags & PyBUF_ND:  # flat bytes
+        buffer.ndim, buffer.shape = 1, NULL
+    buffer.obj = x
     return 0
