@@ -236,6 +236,7 @@ print(peak() - before)
 """
 
 
+@pytest.mark.full
 @pytest.mark.skipif(SANITIZED, reason="memory is measured without sanitizers")
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc/self/status")
 def test_p6_the_estimate_knows_micro_batches_and_activation_checkpointing():
