@@ -87,7 +87,8 @@ def traced(runs, tmp_path, kind, fault, from_then_on=""):
 
 
 @needs_strace
-@pytest.mark.parametrize("kind, least", [("write", 8), ("fsync", 8), ("rename", 4), pytest.param("unlink", 1, marks=pytest.mark.full)]
+@pytest.mark.parametrize(
+    "kind, least", [("write", 8), ("fsync", 8), ("rename", 4), pytest.param("unlink", 1, marks=pytest.mark.full)]
 )
 def test_f1_killed_at_every_call_of_a_save(kind, least, runs, tmp_path):
     ends = traced(runs, tmp_path, kind, "signal=SIGKILL")
