@@ -194,8 +194,8 @@ def index_view(Array x not None, index):
 
 
 cdef int fill_buffer(Array x, Py_buffer *buffer, int flags) except -1:
-    """Read-only view for the buffer protocol; NumPy reads it without a copy. Who asks for memory in one order, or does not
-    ask for strides, is refused where x lies otherwise: it would read other elements, or past the end."""
+    """Read-only view for the buffer protocol; NumPy reads it without a copy. Who asks for memory in one order, or does
+    not ask for strides, is refused where x lies otherwise: it would read other elements, or past the end."""
     cdef bint strided = flags & PyBUF_STRIDES == PyBUF_STRIDES
     cdef char order = c'C'
     cdef int i
