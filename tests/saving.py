@@ -23,6 +23,7 @@ from cmha.train import Trainer, TrainSettings
 IDS = np.random.default_rng(2).integers(0, 11, 500)
 CORPUS = Corpus.from_ids(IDS[:400], IDS[400:], CharTokenizer("abcdefghijk"))
 FAILED = 3
+WAVE = 4
 
 
 def trainer(folder):
@@ -59,16 +60,16 @@ def call(kind):
             pass
 
 
-def forked(work):
-    """The wait status of work() in a child of its own."""
+def forked(work, *arguments):
+    """A child of its own that does work(*arguments)."""
     child = os.fork()
     if child == 0:
         try:
-            os._exit(work() or 0)
+            os._exit(work(*arguments) or 0)
         except BaseException:
             sys.excepthook(*sys.exc_info())
             os._exit(99)
-    return os.waitpid(child, 0)[1]
+    return child
 
 
 def save(folder):
@@ -95,21 +96,23 @@ def save(folder):
 def main(folder, kind, when):
     cmha.set_num_threads(1)
     tempfile.gettempdir(), tqdm.get_lock()  # both write when they are first asked for
-    ends = []
+    ends, children = [], []
+
+    def work(number, here):
+        for _ in range(when - number):
+            call(kind)
+        return save(here)
+
     for number in range(1, when):
         here = os.path.join(folder, str(number))
         shutil.copytree("begun", here)
-
-        def work(number=number, here=here):
-            for _ in range(when - number):
-                call(kind)
-            return save(here)
-
-        end = forked(work)
-        ends.append(-os.WTERMSIG(end) if os.WIFSIGNALED(end) else os.WEXITSTATUS(end))
-        if ends[-1] == 0:
-            break
-    print(json.dumps(ends))
+        children.append(forked(work, number, here))
+        if len(children) == WAVE or number == when - 1:  # a few at once: much of a save is waiting for the disk
+            ends += [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+            children = []
+            if 0 in ends:
+                break
+    print(json.dumps(ends[: ends.index(0) + 1] if 0 in ends else ends))
 
 
 if __name__ == "__main__":

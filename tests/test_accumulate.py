@@ -236,16 +236,15 @@ print(peak() - before)
 """
 
 
-@pytest.mark.full
 @pytest.mark.skipif(SANITIZED, reason="memory is measured without sanitizers")
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc/self/status")
 def test_p6_the_estimate_knows_micro_batches_and_activation_checkpointing():
     """Against the growth of a process after its imports: never much above the estimate, never far below."""
     config = GPTConfig(vocab_size=100, block_size=256, n_layer=6, n_head=4, n_embd=64)
-    measured = {}
-    for batch, micro, again in ((16, 16, 0), (16, 16, 1), (16, 2, 0)):
-        program = [sys.executable, "-c", PEAK, str(batch), str(micro), str(again)]
-        measured[micro, again] = int(subprocess.run(program, check=True, capture_output=True).stdout)
+    measured, runs = {}, [(16, 16, 0), (16, 16, 1), (16, 2, 0)]
+    programs = [subprocess.Popen([sys.executable, "-c", PEAK, *map(str, run)], stdout=subprocess.PIPE) for run in runs]
+    for (batch, micro, again), program in zip(runs, programs, strict=True):
+        measured[micro, again] = int(program.communicate()[0])
         estimate = bytes_needed(config, micro, batch // micro, bool(again))
         more = 8 << 20  # what is imported only when a run begins
         assert 0.7 * estimate < measured[micro, again] < 1.1 * estimate + more, (micro, again, estimate, measured)

@@ -79,7 +79,7 @@ def test_texts_that_come_together_show_how_far_they_are(folder, capsys, monkeypa
         def __exit__(self, *_):
             pass
 
-    monkeypatch.setattr("tqdm.tqdm", Bar)
+    monkeypatch.setattr("cmha.text.token_files.tqdm", Bar)
     said(capsys, folder, "--prompt", "the", "--prompt", "a", *more)
     (bar,) = bars
     assert bar.at == bar.options["total"] == 2 * 25 and bar.options["disable"] is None

@@ -18,6 +18,7 @@ from cmha.nn import Dropout
 from cmha.text.corpora import Corpus
 from cmha.train import Trainer, TrainSettings
 
+from .checking import bits
 from .models import ids, tiny
 
 
@@ -40,10 +41,6 @@ def together(n, work, *arguments):
 
     with ThreadPoolExecutor(n) as pool:
         return [done.result(timeout=300) for done in [pool.submit(begin, i) for i in range(n)]]
-
-
-def bits(*tensors):
-    return b"".join(np.array(t.detach()).tobytes() for t in tensors)
 
 
 # ------------------------------------------------------------------------------------------------- the same bits
@@ -107,7 +104,7 @@ def test_shared_weights_serve_eight_threads(calls):
             parts = [y, x.grad, mha(cmha.tensor(rng.standard_normal((2, 5, 12)).astype(np.float32)), is_causal=True)]
             parts += [gpt(ids(1 + i % 3, 2 + call % 7, seed=call))]
         written = gpt.generate([[i, call % 11]], 5, seed=call)
-        return bits(*parts) + written.tobytes()
+        return bits(*parts, written)
 
     serial = [[answer(i, call) for call in range(calls)] for i in range(8)]
     assert together(8, lambda i: [answer(i, call) for call in range(calls)]) == serial

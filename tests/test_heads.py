@@ -226,7 +226,8 @@ def test_every_cell_of_a_figure_has_the_colour_of_its_weight(heads, tokens, laye
     pytest.importorskip("matplotlib", reason="pictures need matplotlib")
     from matplotlib.image import imread
 
-    from cmha.see.figure import save_figure
+    from cmha.see.figure import _side, save_figure
+    from cmha.see.picture import DOTS
 
     maps = some_maps(heads, tokens, layers)
     for weights in maps.weights.values():
@@ -235,7 +236,7 @@ def test_every_cell_of_a_figure_has_the_colour_of_its_weight(heads, tokens, laye
     dots = np.rint(imread(tmp_path / "maps.png")[..., :3] * 255).astype(int)
     middle = np.abs(dots - (108, 166, 205)).max(axis=-1) <= 2
     inside = layers * heads * np.tri(tokens).sum()  # cells; the frame covers some dots, the scale has some more
-    side = round(np.sqrt(middle.sum() / inside))
+    side = round(_side(tokens, layers, heads) * DOTS / tokens)  # of a cell, in dots
     assert side >= 1 and 0.97 * inside * side**2 < middle.sum() + 4 * side * tokens * layers * heads
     assert middle.sum() < 1.03 * inside * side**2 + 200
 

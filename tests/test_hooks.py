@@ -7,7 +7,7 @@ import cmha
 from cmha import nn
 
 from .checking import array, same_bits
-from .models import ids, tiny
+from .models import ids, is_clean, tiny
 from .test_attention import make, normal
 
 
@@ -102,7 +102,7 @@ def test_heads_off_refuses_what_is_not_there():
     for heads, kind in (({2: [0]}, ValueError), ({0: [2]}, ValueError), ([0], TypeError)):
         with pytest.raises(kind, match="heads_off"), cmha.heads_off(gpt, heads):
             pass
-    assert all(not any(part._hooks or ()) for _, part in gpt.named_modules())
+    assert is_clean(gpt)
 
 
 def test_scores_of_zero_weigh_all_visible_keys_alike():
@@ -198,7 +198,7 @@ def test_attention_weights_refuses_what_it_cannot_give(wanted, words):
     gpt = tiny()
     with pytest.raises((ValueError, TypeError), match=rf"\[attention_weights\] .*{words}"):
         cmha.attention_weights(gpt, ids(1, 4), **wanted)
-    assert not any(any(part._hooks or ()) for _, part in gpt.named_modules())
+    assert is_clean(gpt)
     assert list(cmha.attention_weights(gpt, ids(1, 4), layers=range(1, 2), heads=np.array([1]))) == [1]
 
 

@@ -12,7 +12,7 @@ import cmha
 from cmha import nn
 
 from .checking import array, same_bits
-from .models import ids, tiny
+from .models import ids, is_clean, tiny
 from .test_attention import make, normal
 
 ZERO = {"blocks.1.attn.scores": lambda scores: scores * 0.0}
@@ -21,10 +21,6 @@ CONTEXTS = {
     "replace": lambda gpt: cmha.replace(gpt, ZERO),
     "heads_off": lambda gpt: cmha.heads_off(gpt, {0: [1]}),
 }
-
-
-def is_clean(model):
-    return all(not any(part._hooks or ()) and getattr(part, "fused", True) for _, part in model.named_modules())
 
 
 def even(T):

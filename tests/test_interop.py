@@ -5,7 +5,6 @@ PyTorch and JAX are not in the test extra: where they are missing, their tests a
 
 import gc
 import importlib.util
-import re
 import weakref
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from hypothesis import strategies as st
 import cmha
 
 from .checking import SANITIZED, array, counting, leaf, rude, same_bits
+from .test_docs import blocks
 
 OLD_NUMPY = np.lib.NumpyVersion(np.__version__) < "2.1.0"  # its capsules cannot say that memory is read-only
 EACH_DTYPE = [
@@ -319,8 +319,7 @@ def test_torch_and_cmha_differentiate_one_chain():
 def run_document(library):
     """The blocks of docs/interop.md that need it."""
     text = (Path(__file__).parent.parent / "docs" / "interop.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"^```py\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    (code,) = (block for block in blocks if f"import {library}\n" in block)
+    (code,) = (code for _, code in blocks(text, "py") if f"import {library}\n" in code)
     namespace = {}
     exec(compile(code, "docs/interop.md", "exec"), namespace)
     return namespace

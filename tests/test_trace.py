@@ -12,7 +12,7 @@ from cmha.see.memory_picture import memory_picture
 
 from . import reference
 from .checking import array, check, same_bits
-from .models import ids, tiny
+from .models import ids, is_clean, tiny
 from .test_attention import make, normal
 
 INSIDE = ["q", "k", "v", "q_heads", "k_heads", "v_heads", "scores", "masked_scores", "weights", "y_heads", "merged"]
@@ -119,8 +119,7 @@ def test_nothing_is_left_behind():
     with watch() as again:
         same_bits(gpt(tokens), before)
     assert [event[0] for event in events] == [event[0] for event in again]
-    for _, part in gpt.named_modules():
-        assert getattr(part, "fused", True) and not any(part._hooks or ())
+    assert is_clean(gpt)
 
 
 def test_the_step_by_step_layer_is_traced_as_such():

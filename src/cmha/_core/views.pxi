@@ -197,7 +197,7 @@ cdef int fill_buffer(Array x, Py_buffer *buffer, int flags) except -1:
     """Read-only view for the buffer protocol; NumPy reads it without a copy. Who asks for memory in one order, or does
     not ask for strides, is refused where x lies otherwise: it would read other elements, or past the end."""
     cdef bint strided = flags & PyBUF_STRIDES == PyBUF_STRIDES
-    cdef char order = c'C'
+    cdef char order = 0                 # C, F or A (either of them); 0: any strides will do
     cdef int i
     if flags & PyBUF_WRITABLE:
         raise BufferError("[buffer] the memory of a tensor is read-only from outside")
@@ -212,10 +212,12 @@ cdef int fill_buffer(Array x, Py_buffer *buffer, int flags) except -1:
         buffer.format = <char *>KIND_FORMATS + 2 * x.kind
     buffer.ndim, buffer.shape, buffer.strides = x.nd, x.dims, byte_steps
     buffer.suboffsets, buffer.internal = NULL, byte_steps
-    if strided and flags & PyBUF_C_CONTIGUOUS != PyBUF_C_CONTIGUOUS:
-        order = c'F' if flags & PyBUF_F_CONTIGUOUS == PyBUF_F_CONTIGUOUS else c'A'
-        if flags & PyBUF_ANY_CONTIGUOUS != PyBUF_ANY_CONTIGUOUS and order == c'A':
-            order = 0
+    if not strided or flags & PyBUF_C_CONTIGUOUS == PyBUF_C_CONTIGUOUS:
+        order = c'C'
+    elif flags & PyBUF_F_CONTIGUOUS == PyBUF_F_CONTIGUOUS:
+        order = c'F'
+    elif flags & PyBUF_ANY_CONTIGUOUS == PyBUF_ANY_CONTIGUOUS:
+        order = c'A'
     if order and not PyBuffer_IsContiguous(buffer, order):
         free(byte_steps)
         rule = {b"C": "in row-major order", b"F": "in column-major order", b"A": "without gaps"}[bytes([order])]

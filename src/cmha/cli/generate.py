@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from cmha.cli.options import (
     Parser,
@@ -23,8 +23,6 @@ from cmha.cli.options import (
 from cmha.errors import CheckpointError, message, quote_path
 
 if TYPE_CHECKING:
-    from tqdm import tqdm
-
     from cmha.gpt import GPT
     from cmha.text import BPETokenizer, ByteTokenizer, CharTokenizer, Tokenizer
 
@@ -81,6 +79,7 @@ def add_options(parser: Parser) -> None:
 def run(args: Namespace) -> None:
     from cmha.generate import draw_seed
     from cmha.gpt import GPT
+    from cmha.text.token_files import progress_bar
 
     _check(args)
     prompts = [utf8(text, "the prompt") for text in args.prompt]
@@ -97,7 +96,7 @@ def run(args: Namespace) -> None:
     if len(prompts) > 1 or args.num_beams > 1:
         beams = {"num_beams": args.num_beams}
         beams |= {} if args.length_penalty is None else {"length_penalty": args.length_penalty}
-        with _bar(len(prompts) * args.max_new_tokens) as bar:
+        with progress_bar("writing", len(prompts) * args.max_new_tokens, " tokens") as bar:
             options["progress"] = bar.update
             whole, likely = gpt.generate(ids, args.max_new_tokens, return_logprobs=True, **options, **beams)
         rows = [zip(row[len(i) :], x, strict=True) for row, i, x in zip(whole, ids, likely, strict=True)]
@@ -171,13 +170,6 @@ def check_vocabulary(op: str, folder: str, tokenizer: Tokenizer, gpt: GPT) -> No
     if tokenizer.vocab_size > gpt.cfg.vocab_size:
         got = f"{tokenizer.vocab_size} and {gpt.cfg.vocab_size} in {quote_path(folder)}"
         raise CheckpointError(message(op, "the tokenizer must not have more ids than the model", got))
-
-
-def _bar(total: int) -> tqdm[NoReturn]:
-    """Of texts that are shown when all of them are there; on a terminal alone, and not for the blink of an eye."""
-    from tqdm import tqdm
-
-    return tqdm(total=total, unit=" tokens", delay=1, leave=False, disable=None if sys.stderr is not None else True)
 
 
 def _tell(seed: int | None) -> None:

@@ -39,7 +39,7 @@ def add_options(parser: Parser) -> None:
 def run(args: Namespace) -> None:
     from cmha.text import load_tokenizer
     from cmha.text.corpora import Texts, make_tokenizer, text_ids
-    from cmha.text.token_files import byte_bar, is_token_file, write_tokens
+    from cmha.text.token_files import is_token_file, progress_bar, write_tokens
 
     if args.out is None:
         raise UsageError(f"--out is required: a file to write, named *{SUFFIX}")
@@ -54,10 +54,10 @@ def run(args: Namespace) -> None:
             rule = "a text must not hold token ids already"
             raise ValueError(message("tokenize", rule, quote_path(path), hint="`cmha train` takes it as it is"))
     size = sum(os.path.getsize(path) for path in texts.paths)
-    with byte_bar("reading", size) as bar:
+    with progress_bar("reading", size) as bar:
         texts.progress = bar.update
         tokenizer = make_tokenizer(tokenizer, texts, args.vocab_size)
-    with byte_bar("writing ids", size) as bar:
+    with progress_bar("writing ids", size) as bar:
         texts.progress = bar.update
         count = write_tokens(args.out, text_ids(tokenizer, texts), tokenizer)
     print(f"{count:,} tokens of {tokenizer.vocab_size:,} kinds, {os.path.getsize(args.out):,} bytes")

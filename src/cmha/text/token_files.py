@@ -59,10 +59,10 @@ def tokens_in_folder(path: StrPath) -> list[StrPath]:
     return [os.path.join(path, name) for name in names] or [path]
 
 
-def byte_bar(what: str, total: int) -> tqdm[NoReturn]:
-    """A progress bar that shows itself on a terminal, and only when the work takes more than two seconds."""
+def progress_bar(what: str, total: int, unit: str = "B") -> tqdm[NoReturn]:
+    """A bar that shows itself on a terminal, and only when the work takes more than two seconds."""
     disable = None if sys.stderr is not None else True  # None: where stderr is no terminal
-    return tqdm(total=total, desc=what, unit="B", unit_scale=True, delay=2, leave=False, disable=disable)
+    return tqdm(total=total, desc=what, unit=unit, unit_scale=True, delay=2, leave=False, disable=disable)
 
 
 class Tokens:
@@ -207,7 +207,7 @@ def open_token_files(
             rule = f"ids and run must have one tokenizer ({tokenizer})"
             got = f"SHA-256 {found[:12]}... in {quote_path(file.path)}"
             raise ValueError(message("train", rule, got, f"{wanted[:12]}..."))
-    with byte_bar("checking ids", sum(os.path.getsize(path) for path in paths)) as bar:
+    with progress_bar("checking ids", sum(os.path.getsize(path) for path in paths)) as bar:
         digests = [file.check(tokenizer.vocab_size, bar) for file in files]
     kept = [file for file in files if _is_validation(file.path)]
     if len(kept) == len(files):

@@ -365,8 +365,7 @@ class Trainer:
             start = tokenizer.encode("\n\n")
         except ValueError:
             start = np.asarray(self.corpus.training[np.arange(1)]).tolist()
-        with evaluating(self.model):
-            ids = self.model.generate([start], tokens, temperature=0.8, seed=self.settings.seed)[0]
+        ids = self.model.generate([start], tokens, temperature=0.8, seed=self.settings.seed)[0]
         known = [i for i in ids if i < tokenizer.vocab_size]  # a padded vocabulary has ids that no token has
         return tokenizer.decode(known).strip("\n")
 

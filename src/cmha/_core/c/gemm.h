@@ -15,7 +15,7 @@ Vectors run over columns, never over k: an output's sum does not know the shape 
 #include "variant.h"
 #include "tiles.h"
 
-#define KC 384 /* terms in a block of the sum: a promise (design: the order of sums), not a tuning constant */
+#define KC 384 /* terms in a block of the sum: a promise (docs/order-of-sums.md), not a tuning constant */
 #define MR V_TILE_ROWS
 #define NV V_TILE_VECTORS
 #define NR (16 * NV)

@@ -13,9 +13,9 @@ Who runs the block, and how often (threads_kind):
     MSVC               OpenMP's own (vcomp), once in every thread that came, at most `parts` and perhaps fewer
     neither            the caller, once: setup.py defines CMHA_OPENMP where the compiler knows the pragma
 
-One part runs the same block without a region. Parts are whole outputs, or whole blocks of a sum (design: threads never
-split the inside of a sum), so the number of parts changes no bit, nor does who runs one: thread_number() and
-thread_count() are those of the part, asked inside the block. Large work has parts_per_thread() parts for every thread,
+One part runs the same block without a region. Parts are whole outputs, or whole blocks of a sum
+(docs/order-of-sums.md: threads never split the inside of a sum), so the number of parts changes no bit, nor does who
+runs one: thread_number() and thread_count() are those of the part, asked inside the block. Large work has parts_per_thread() parts for every thread,
 so that one that is held up by other programs leaves its rest to the others. scratch_number(), below the number of
 parts, is the thread's own.
 */

@@ -1,5 +1,5 @@
 /*
-Sums along an axis in the one order they have everywhere (design: the order of sums): term i goes to lane i mod 16 of a
+Sums along an axis in the one order they have everywhere (docs/order-of-sums.md): term i goes to lane i mod 16 of a
 block of 512; a block's 16 lanes are added by a fixed tree; block totals are added in double, in order, from 0.
 
     rows      the terms of one sum follow each other: 16 lanes are one vector          LANE_SUM, double_sum
